@@ -1,0 +1,68 @@
+# Copyright: the Metalserve authors
+# SPDX-License-Identifier: Apache-2.0
+"""Every role keeps its contract: defaults, argument_specs and README say the same things."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[3]
+ROLES = sorted(path for path in (ROOT / "roles").iterdir() if path.is_dir())
+
+
+def load(path: Path) -> dict[str, Any]:
+    return yaml.safe_load(path.read_text(encoding="utf-8")) or {} if path.exists() else {}
+
+
+def spec_of(role: Path) -> dict[str, Any]:
+    options: dict[str, Any] = load(role / "meta" / "argument_specs.yml")["argument_specs"]["main"].get("options", {})
+    return options
+
+
+@pytest.fixture(params=ROLES, ids=lambda role: role.name)
+def role(request: pytest.FixtureRequest) -> Path:
+    return Path(request.param)
+
+
+def test_there_are_roles() -> None:
+    assert {role.name for role in ROLES} >= {"validate", "gpu_host", "engine", "gateway", "monitoring", "verify"}
+
+
+def test_every_default_is_in_the_spec_with_the_same_value(role: Path) -> None:
+    defaults, spec = load(role / "defaults" / "main.yml"), spec_of(role)
+    assert set(defaults) <= set(spec), "a default that the argument spec does not describe"
+    different = {
+        name: (defaults[name], option["default"])
+        for name, option in spec.items()
+        if "default" in option and name in defaults and option["default"] != defaults[name]
+    }
+    assert not different, "defaults/main.yml and argument_specs.yml disagree"
+
+
+def test_every_option_is_required_or_has_a_default(role: Path) -> None:
+    defaults = load(role / "defaults" / "main.yml")
+    undecided = [
+        name for name, option in spec_of(role).items() if name not in defaults and not option.get("required")
+    ]
+    undecided = [name for name in undecided if not name.startswith("metalserve_")]
+    assert not undecided, "an option that is neither required nor has a default"
+
+
+def test_every_option_is_described(role: Path) -> None:
+    bare = [name for name, option in spec_of(role).items() if not option.get("description")]
+    assert not bare
+
+
+def test_role_variables_carry_the_role_name(role: Path) -> None:
+    wrong = [name for name in load(role / "defaults" / "main.yml") if not name.startswith(f"{role.name}_")]
+    assert not wrong, "a role's default is prefixed with the role's name"
+
+
+def test_the_readme_names_every_default(role: Path) -> None:
+    readme = (role / "README.md").read_text(encoding="utf-8")
+    missing = [name for name in load(role / "defaults" / "main.yml") if name not in readme]
+    assert not missing, "a default that README.md does not mention"
