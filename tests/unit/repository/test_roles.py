@@ -29,7 +29,14 @@ def role(request: pytest.FixtureRequest) -> Path:
 
 
 def test_there_are_roles() -> None:
-    assert {role.name for role in ROLES} >= {"validate", "gpu_host", "engine", "gateway", "monitoring", "verify"}
+    assert {role.name for role in ROLES} >= {
+        "validate",
+        "gpu_host",
+        "engine",
+        "gateway",
+        "monitoring",
+        "verify",
+    }
 
 
 def test_every_default_is_in_the_spec_with_the_same_value(role: Path) -> None:
@@ -45,9 +52,7 @@ def test_every_default_is_in_the_spec_with_the_same_value(role: Path) -> None:
 
 def test_every_option_is_required_or_has_a_default(role: Path) -> None:
     defaults = load(role / "defaults" / "main.yml")
-    undecided = [
-        name for name, option in spec_of(role).items() if name not in defaults and not option.get("required")
-    ]
+    undecided = [name for name, option in spec_of(role).items() if name not in defaults and not option.get("required")]
     undecided = [name for name in undecided if not name.startswith("metalserve_")]
     assert not undecided, "an option that is neither required nor has a default"
 

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[3]
-TRACKED = subprocess.run(
-    ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
-).stdout.split("\0")[:-1]
+TRACKED = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
+    "\0"
+)[:-1]
 
 
 def test_the_collection_link_is_committed_and_points_at_the_tree() -> None:
@@ -57,9 +57,7 @@ def test_links_in_documents_lead_somewhere(name: str) -> None:
             continue
         file, _, anchor = target.partition("#")
         there = (path.parent / file) if file else path
-        if not there.exists():
-            broken.append(target)
-        elif anchor and there.suffix == ".md" and anchor not in anchors(there):
+        if not there.exists() or (anchor and there.suffix == ".md" and anchor not in anchors(there)):
             broken.append(target)
     assert not broken
 
