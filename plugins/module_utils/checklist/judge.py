@@ -84,7 +84,7 @@ def count(verdicts: Iterable[Verdict]) -> dict[str, int]:
 
 
 def exit_code(verdicts: Sequence[Verdict], strict: bool = False) -> int:
-    """Return 2 for a failure, for a host that could not be judged, or for no verdict at all; 1 for warnings where ``strict``; else 0.
+    """Return 2 for a failure or a host that could not be judged, 1 for open warnings where ``strict``, else 0.
 
     A host could not be judged where no check that concerns it came to pass, warn or fail.
     """

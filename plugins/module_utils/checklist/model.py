@@ -62,7 +62,7 @@ CheckFunction = Callable[[Any, "Mapping[str, Any]"], Finding]
 
 @dataclass(frozen=True)
 class Check:
-    """One item of the checklist. ``id`` is ``area.name`` and stable; ``tags`` name the ``site.yml --tags`` that mend it."""
+    """One item of the checklist. ``id`` is ``area.name`` and stable; ``tags`` are the ``site.yml --tags`` that mend it."""
 
     id: str
     title: str
@@ -120,7 +120,10 @@ class Registry:
         applies_to: tuple[str, ...] = ROLES,
         tags: tuple[str, ...] = (),
     ) -> Callable[[CheckFunction], CheckFunction]:
-        """Declare the decorated function as the check ``id``; raises ValueError for a second one or a word unknown here."""
+        """Declare the decorated function as the check ``id``.
+
+        Raises ValueError for a second check of that id and for a severity or role that does not exist.
+        """
         if id in self._checks:
             raise ValueError(f"check {id} is declared twice")
         if severity not in SEVERITIES:
