@@ -1,0 +1,43 @@
+# Copyright: the Metalserve authors
+# SPDX-License-Identifier: Apache-2.0
+"""Filters that turn the inventory into plans. Thin: the work is in module_utils/planner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable
+
+from ansible.errors import AnsibleFilterError
+
+from ansible_collections.metal.serve.plugins.module_utils.planner.errors import PlanError
+from ansible_collections.metal.serve.plugins.module_utils.planner.pools import pool_plans as _pool_plans
+
+NAMES = ("metalserve_address", "ansible_host", "metalserve_expected_gpus", "metalserve_accelerator")
+
+
+def pool_plans(pools: Any, groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the PoolPlan of every pool as dicts, in the order of metalserve_pools (docs/architecture.md)."""
+    try:
+        hosts = {host for name in pools for host in groups.get(name, [])}
+        known = {}
+        for host in hosts:
+            values = hostvars[host]
+            known[host] = {name: values[name] for name in NAMES if name in values}
+        return [plan.to_dict() for plan in _pool_plans(pools, groups, known)]
+    except PlanError as error:
+        raise AnsibleFilterError(str(error)) from None
+
+
+def replicas_of(plans: Sequence[Mapping[str, Any]], host: str) -> list[dict[str, Any]]:
+    """Return the replicas that ``host`` runs, each with the name of its pool."""
+    return [
+        {**replica, "pool": plan["pool"]} for plan in plans for replica in plan["replicas"] if replica["host"] == host
+    ]
+
+
+class FilterModule:
+    """Offer the filters to Ansible."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filters by name."""
+        return {"pool_plans": pool_plans, "replicas_of": replicas_of}
