@@ -105,7 +105,7 @@ def measure(case: dict[str, Any], tokenizer: Path, log_folder: Path, limit_s: fl
 
 
 def main() -> int:
-    """Run the cases that --out does not have yet; 0 all measured, 1 a case failed or time ran out, 2 wrong arguments."""
+    """Run the cases that --out does not have yet; 0 all measured, 1 one failed or time ran out, 2 wrong arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", type=Path, required=True, help="a folder with any tokenizer's files")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines; made if it is not there")

@@ -62,7 +62,7 @@ CheckFunction = Callable[[Any, "Mapping[str, Any]"], Finding]
 
 @dataclass(frozen=True)
 class Check:
-    """One item of the checklist. ``id`` is ``area.name`` and stable; ``tags`` are the ``site.yml --tags`` that mend it."""
+    """One item of the checklist. ``id`` is ``area.name`` and stable; ``tags`` are ``site.yml --tags`` that mend it."""
 
     id: str
     title: str
