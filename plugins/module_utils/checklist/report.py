@@ -43,7 +43,7 @@ def fleet_report(
     seconds: float,
     previous: Optional[Mapping[str, Any]] = None,
 ) -> dict[str, Any]:
-    """Return the whole report, hosts with most failures first, with the difference to ``previous`` where there is one."""
+    """Return the whole report, worst hosts first, with the difference to ``previous`` where there is one."""
     ordered = sorted(
         hosts, key=lambda one: (not one["error"], [-one["counts"][name] for name in (FAIL, UNKNOWN, WARN)])
     )
@@ -62,7 +62,7 @@ def fleet_exit_code(report: Mapping[str, Any], strict: bool = False) -> int:
 
 
 def difference(previous: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is ``new`` (a problem now that was none), what is ``mended``, and how many are ``unchanged``.
+    """Return what is ``new`` (a problem only now), what is ``mended``, and how many are ``unchanged``.
 
     Only hosts that were judged in both runs count: a host that was unreachable has mended nothing.
     """
@@ -172,7 +172,7 @@ def _difference_lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def render_junit(report: Mapping[str, Any]) -> str:
-    """Return JUnit XML, a suite per host: fail is a failure, unknown an error, not applicable or waived skipped."""
+    """Return JUnit XML, a suite per host: fail a failure, unknown an error, not applicable and waived skipped."""
     root = ElementTree.Element("testsuites", name="metalserve audit", time=str(report["seconds"]))
     for host in report["hosts"]:
         suite = ElementTree.SubElement(root, "testsuite", name=host["host"], timestamp=report["started"])
