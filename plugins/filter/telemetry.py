@@ -1,0 +1,52 @@
+# Copyright: the Metalserve authors
+# SPDX-License-Identifier: Apache-2.0
+"""Filters for scrape targets, expected counts and the agent's settings. Thin: the work is in module_utils/telemetry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable
+
+from ansible_collections.metal.serve.plugins.module_utils.telemetry import targets as _targets
+
+NAMES = ("metalserve_address", "ansible_host", "metalserve_expected_gpus", "metalserve_accelerator")
+GROUPS = ("engines", "gateways", "monitors")
+
+
+def _hosts(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    known: dict[str, dict[str, Any]] = {}
+    for host in {host for group in GROUPS for host in groups.get(group, [])}:
+        values = hostvars[host]
+        known[host] = {name: values[name] for name in NAMES if name in values}
+    return known
+
+
+def scrape_targets(
+    plans: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Any], dcgm: bool
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the targets of each scrape job, from the inventory alone."""
+    return _targets.scrape_targets(plans, groups, _hosts(groups, hostvars), dcgm)
+
+
+def expected(
+    plans: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Any], dcgm: bool
+) -> dict[str, Any]:
+    """Return how many targets, replicas and GPUs the inventory promises."""
+    return _targets.expected(plans, groups, _hosts(groups, hostvars), dcgm)
+
+
+def agent_settings(
+    plans: Sequence[Mapping[str, Any]], host: str, hostvars: Mapping[str, Any], **settings: Any
+) -> dict[str, Any]:
+    """Return the settings of the agent on ``host``."""
+    values = hostvars[host]
+    known = {name: values[name] for name in NAMES if name in values}
+    return _targets.agent_settings(plans, host, known, **settings)
+
+
+class FilterModule:
+    """Offer the filters to Ansible."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filters by name."""
+        return {"scrape_targets": scrape_targets, "expected": expected, "agent_settings": agent_settings}
