@@ -1,0 +1,116 @@
+# Copyright: the Metalserve authors
+# SPDX-License-Identifier: Apache-2.0
+"""A small engine for gateway tests: it says what it was asked, streams when told, and misbehaves on request.
+
+Run as ``standin.py PORT [PORT...]``; every port is one engine. The prompt (first message, or ``prompt``) may hold
+orders: ``sleep=S`` before answering, ``status=N``, ``tokens=N``, ``gap=S`` between tokens, ``die`` (close without an answer).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Engine(BaseHTTPRequestHandler):
+    """One request to the stand-in."""
+
+    protocol_version = "HTTP/1.1"
+    # Headers and the first token must not wait for each other in the kernel.
+    wbufsize = 0
+    disable_nagle_algorithm = True
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        """Answer /health and /metrics."""
+        self._json(200, {"path": self.path})
+
+    def do_POST(self) -> None:
+        """Answer a completion, streamed or not."""
+        body = self._body()
+        try:
+            asked = json.loads(body or b"{}")
+        except ValueError:
+            self._json(400, {"error": {"message": "not JSON", "type": "BadRequestError", "code": 400}})
+            return
+        prompt = str(asked.get("prompt") or (asked.get("messages") or [{}])[0].get("content", ""))
+        orders = dict(re.findall(r"(\w+)=([\d.]+)", prompt))
+        if "die" in prompt.split():
+            self.close_connection = True
+            self.connection.close()
+            return
+        time.sleep(float(orders.get("sleep", 0)))
+        status = int(orders.get("status", 200))
+        if status != 200:
+            self._json(status, {"error": {"message": f"engine says {status}", "code": status}})
+            return
+        if asked.get("stream"):
+            self._stream(int(orders.get("tokens", 8)), float(orders.get("gap", 0.02)))
+            return
+        self._json(
+            200,
+            {
+                "engine": f"{self.server.server_address[1]}",
+                "model": asked.get("model"),
+                "path": self.path,
+                "headers": dict(self.headers.items()),
+                "length": len(body),
+                "choices": [{"index": 0, "text": "ok", "message": {"role": "assistant", "content": "ok"}}],
+                "usage": {"completion_tokens": 1},
+            },
+        )
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts = []
+        while True:
+            size = int(self.rfile.readline().split(b";")[0], 16)
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+            if size == 0:
+                return b"".join(parts)
+
+    def _json(self, status: int, value: Any) -> None:
+        data = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("X-Request-Id", "the-engine's-own")
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _stream(self, tokens: int, gap: float) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for number in range(tokens):
+            time.sleep(gap)
+            event = {"choices": [{"index": 0, "text": f"t{number} ", "delta": {"content": f"t{number} "}}]}
+            self._chunk(f"data: {json.dumps(event)}\n\n".encode())
+        self._chunk(b"data: [DONE]\n\n")
+        self._chunk(b"")
+
+    def _chunk(self, data: bytes) -> None:
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+
+
+def serve(ports: list[int]) -> None:
+    """Serve on every port until the process ends."""
+    for port in ports:
+        server = ThreadingHTTPServer(("127.0.0.1", port), Engine)
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    serve([int(port) for port in sys.argv[1:]])
