@@ -1,0 +1,521 @@
+# Copyright: the Metalserve authors
+# SPDX-License-Identifier: Apache-2.0
+"""Turns the raw texts of the probes into facts. Pure: the same texts give the same facts, live or from a snapshot."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from typing import Callable, Optional
+
+from ansible_collections.metal.serve.plugins.module_utils.hardware import (
+    parse_docker,
+    parse_kernel_log,
+    parse_nvidia,
+    parse_packages,
+    parse_pci,
+    parse_system,
+    values,
+)
+from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import (
+    CdiSpec,
+    HostFacts,
+    NumaNode,
+    Package,
+    ProbeState,
+)
+from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import (
+    ABSENT,
+    OK,
+    ProbeResult,
+    not_collected,
+)
+from ansible_collections.metal.serve.plugins.module_utils.hardware.registry import PROBES
+
+
+class Raw:
+    """The results of the probes, with the few questions that the builders ask."""
+
+    def __init__(self, results: dict[str, ProbeResult]) -> None:
+        """Keep ``results`` by probe name."""
+        self.results = results
+
+    def result(self, name: str) -> ProbeResult:
+        """Return the result of a probe; not_collected where there is none."""
+        return self.results.get(name) or not_collected(name)
+
+    def state(self, name: str) -> str:
+        """Return the state of a probe."""
+        return self.result(name).state
+
+    def text(self, name: str) -> Optional[str]:
+        """Return the (first) text that a probe read, or None."""
+        return self.result(name).text()
+
+    def line(self, name: str) -> Optional[str]:
+        """Return that text without surrounding blanks, or None."""
+        text = self.text(name)
+        return None if text is None else text.strip()
+
+    def texts(self, name: str) -> dict[str, str]:
+        """Return snapshot path -> text of all that a probe read."""
+        return self.result(name).texts()
+
+    def complete(self, *names: str) -> bool:
+        """Tell whether each of these probes either read all there is or saw that there is nothing."""
+        return all(self.state(name) in (OK, ABSENT) for name in names)
+
+
+def build_facts(
+    results: dict[str, ProbeResult], source: str, collected_at: Optional[str] = None, as_root: Optional[bool] = None
+) -> HostFacts:
+    """Return the facts that ``results`` support. Never raises: a part that cannot be understood is named in
+    ``problems``.
+    """
+    facts = HostFacts(source=source)
+    facts.collected_at = collected_at or (
+        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()) if source == "live" else None
+    )
+    facts.collected_as_root = os.geteuid() == 0 if source == "live" else as_root
+    raw = Raw(results)
+    for probe in PROBES:
+        result = raw.result(probe.name)
+        facts.probes[probe.name] = ProbeState(probe.name, result.state, result.error[:300], result.seconds)
+    for name, builder in BUILDERS:
+        try:
+            builder(raw, facts)
+        except Exception as error:
+            facts.problems.append(f"{name}: could not be understood ({type(error).__name__}: {error})"[:300])
+    return facts
+
+
+def _host(raw: Raw, facts: HostFacts) -> None:
+    words = (raw.text("uname") or "").split()
+    if len(words) >= 5:
+        facts.host.hostname, facts.host.kernel_release = words[1], words[2]
+        rest = [word for word in words[3:] if word != "GNU/Linux"]
+        facts.host.architecture = next(
+            (word for word in reversed(rest) if re.match(r"\A(?:x86_64|aarch64|ppc64le|\w+64\w*)\Z", word)), None
+        )
+        facts.host.kernel_version = " ".join(word for word in rest if word != facts.host.architecture) or None
+    uptime = (raw.text("uptime") or "").split()
+    facts.host.uptime_s = values.quantity(uptime[0], "") if uptime else None
+    facts.host.virtualization = raw.line("virtualization") or None
+    text = raw.text("os_release")
+    if text is not None:
+        facts.os = parse_system.parse_os_release(text)
+
+
+def _kernel(raw: Raw, facts: HostFacts) -> None:
+    kernel = facts.kernel
+    kernel.cmdline = raw.line("cmdline")
+    kernel.arguments = parse_system.parse_cmdline(kernel.cmdline or "")
+    modules = raw.text("modules")
+    if modules is not None:
+        kernel.modules = parse_system.parse_modules(modules)
+        kernel.nouveau_loaded = "nouveau" in kernel.modules
+    _nouveau(raw, facts)
+    state = (raw.text("secure_boot") or "").lower()
+    if "secureboot enabled" in state:
+        kernel.secure_boot = True
+    elif "secureboot disabled" in state or "not supported on this system" in state:
+        kernel.secure_boot = False
+    kernel.lockdown = values.selected(raw.text("lockdown"))
+    if raw.state("iommu_groups") == ABSENT:
+        kernel.iommu_groups = 0
+    elif raw.text("iommu_groups") is not None:
+        kernel.iommu_groups = len((raw.text("iommu_groups") or "").split())
+    kernel.taint = values.integer(raw.text("tainted"))
+
+
+def _nouveau(raw: Raw, facts: HostFacts) -> None:
+    kernel = facts.kernel
+    if raw.complete("modprobe_d"):
+        files: list[str] = []
+        options: list[str] = []
+        for path, text in sorted(raw.texts("modprobe_d").items()):
+            for line in text.splitlines():
+                words = line.split("#", 1)[0].split()
+                if words[:2] == ["blacklist", "nouveau"] or words[:3] in (
+                    ["install", "nouveau", "/bin/false"],
+                    ["install", "nouveau", "/bin/true"],
+                ):
+                    files.append(origin(path))
+                if len(words) > 1 and any("nvidia" in word or "nouveau" in word for word in words):
+                    options.append(" ".join(words)[:300])
+        for name in ("modprobe.blacklist", "module_blacklist", "rd.driver.blacklist"):
+            if "nouveau" in kernel.arguments.get(name, "").split(","):
+                files.append("/proc/cmdline")
+        kernel.nouveau_blacklisted_in = sorted(set(files))
+        kernel.modprobe_options = options
+    times = dict(_stat_times(raw.text("modprobe_times")))
+    images = [mtime for _path, mtime in _stat_times(raw.text("initramfs"))]
+    written = [times[path] for path in kernel.nouveau_blacklisted_in or [] if path in times]
+    if images and written:
+        kernel.nouveau_blacklist_in_initramfs = max(images) >= min(written)
+
+
+def _stat_times(text: Optional[str]) -> list[tuple[str, int]]:
+    found = []
+    for line in (text or "").splitlines():
+        words = line.split(" ", 6)
+        if len(words) == 7 and re.match(r"\A\d{1,20}\Z", words[4]):
+            found.append((words[6], int(words[4])))
+    return found
+
+
+def origin(path: str) -> str:
+    """Return the path on the machine of a file in a snapshot (``files/proc/meminfo`` -> ``/proc/meminfo``)."""
+    return path[len("files") :] if path.startswith("files/") else path
+
+
+def _cpu_and_memory(raw: Raw, facts: HostFacts) -> None:
+    text = raw.text("cpuinfo")
+    if text is not None:
+        facts.cpu = parse_system.parse_cpuinfo(text)
+    facts.cpu.online = raw.line("cpu_online")
+    online = values.cpu_list(facts.cpu.online)
+    facts.cpu.logical = len(online) if online else facts.cpu.logical
+    if raw.complete("cpu_governors"):
+        governors: dict[str, int] = {}
+        for word in raw.texts("cpu_governors").values():
+            governors[word.strip()] = governors.get(word.strip(), 0) + 1
+        facts.cpu.governors = governors
+    choice = raw.text("cpu_available_governors")
+    facts.cpu.available_governors = choice.split() if choice is not None else None
+    text = raw.text("meminfo")
+    if text is not None:
+        facts.memory = parse_system.parse_meminfo(text)
+    facts.memory.transparent_hugepages = values.selected(raw.text("thp_enabled"))
+    facts.memory.transparent_hugepages_defrag = values.selected(raw.text("thp_defrag"))
+
+
+def _numa(raw: Raw, facts: HostFacts) -> None:
+    nodes: dict[int, NumaNode] = {}
+    for path, text in raw.texts("numa_nodes").items():
+        match = re.search(r"/node(\d{1,6})/(cpulist|distance|meminfo)\Z", path)
+        if match is None:
+            continue
+        number = int(match.group(1))
+        node = nodes.setdefault(number, NumaNode(number))
+        if match.group(2) == "cpulist":
+            node.cpu_list = text.strip() if values.cpu_list(text) is not None else None
+        elif match.group(2) == "distance":
+            distances = [values.integer(word) for word in text.split()]
+            node.distances = [one for one in distances if one is not None] if None not in distances else None
+        else:
+            node.memory_total_kib = parse_system.parse_node_meminfo(text)
+    if nodes:
+        facts.numa.nodes = [nodes[number] for number in sorted(nodes)]
+    elif raw.state("numa_nodes") == ABSENT:
+        facts.numa.nodes = []
+    facts.numa.balancing = values.integer(raw.text("numa_balancing"))
+
+
+def _cgroup(raw: Raw, facts: HostFacts) -> None:
+    cgroup = facts.cgroup
+    mounts = raw.text("mounts")
+    controllers: list[str] = []
+    if mounts is not None:
+        cgroup.version, controllers = parse_system.parse_mounted_cgroups(mounts)
+    unified = raw.text("cgroup_controllers")
+    if unified is not None and cgroup.version in (None, 2):
+        cgroup.version, controllers = 2, unified.split()
+    cgroup.controllers = sorted(controllers) if cgroup.version is not None else None
+    if cgroup.controllers is not None:
+        cgroup.memory_limit = "memory" in cgroup.controllers
+    if raw.state("cgroup_swap") == OK:
+        cgroup.swap_limit = True
+    elif raw.state("cgroup_swap") == ABSENT and cgroup.version is not None:
+        cgroup.swap_limit = False
+
+
+def _limits(raw: Raw, facts: HostFacts) -> None:
+    limits = facts.limits
+    for name in ("process_limits", "session_limits"):
+        texts = raw.texts(name)
+        for path, text in texts.items():
+            match = re.match(r"\Aprocesses/([\w.-]+)/limits\Z", path)
+            if match:
+                found = parse_system.parse_process_limits(text)
+                found.pid = values.integer(texts.get(f"processes/{match.group(1)}/pid"))
+                limits.processes[match.group(1)] = found
+    if raw.complete("limits_conf"):
+        limits.entries = []
+        texts = raw.texts("limits_conf")
+        for path in sorted(texts, key=lambda one: (not one.endswith("/limits.conf"), one)):
+            limits.entries += parse_system.parse_limits_conf(origin(path), texts[path])
+    defaults = parse_system.key_values(raw.text("systemd_defaults") or "")
+    limits.systemd_default_nofile = values.limit(defaults.get("DefaultLimitNOFILE"))
+    limits.systemd_default_memlock = values.limit(defaults.get("DefaultLimitMEMLOCK"))
+    for name, result in raw.results.items():
+        if name.startswith("sysctl.") and result.text() is not None:
+            facts.sysctl[name[len("sysctl.") :]] = " ".join((result.text() or "").split())
+
+
+def _driver(raw: Raw, facts: HostFacts) -> None:
+    driver = facts.driver
+    text = raw.text("nvidia_version")
+    if text is not None:
+        driver.version_loaded, driver.kernel_module_type = parse_nvidia.parse_module_version(text)
+        if driver.version_loaded is None:
+            facts.problems.append("nvidia_version: no driver version in /proc/driver/nvidia/version")
+    text = raw.text("nvidia_params")
+    if text is not None:
+        driver.module_parameters = parse_system.key_values(text, ":")
+    module = parse_system.key_values(raw.text("modinfo_nvidia") or "", ":")
+    driver.version_on_disk = module.get("version")
+    if module:
+        driver.module_signer = module.get("signer", "")
+    majors = parse_system.parse_devices(raw.text("proc_devices") or "")
+    driver.device_majors = {name: major for name, major in majors.items() if name.startswith("nvidia")}
+    if raw.complete("nvidia_device_nodes"):
+        lines = (raw.text("nvidia_device_nodes") or "").splitlines()
+        driver.device_nodes = [line for line in lines if line and " -> " not in line]
+        driver.char_links = [line for line in lines if " -> " in line]
+
+
+def _gpus(raw: Raw, facts: HostFacts) -> None:
+    result = raw.result("nvidia_smi")
+    if result.state == ABSENT:
+        facts.gpus = []
+    for item in result.items:
+        if item.state not in (OK, ABSENT):
+            said = (item.text.strip().splitlines() or [""])[0]
+            facts.driver.nvidia_smi_error = (said or item.error)[:300]
+    text = result.text()
+    if text is None:
+        return
+    facts.driver.nvidia_smi_seconds = result.seconds or None
+    try:
+        log = parse_nvidia.parse_smi(text)
+    except parse_nvidia.BadXml as error:
+        facts.problems.append(f"nvidia_smi: {error}")
+        return
+    facts.driver.version_nvml, facts.driver.cuda_version = log.driver_version, log.cuda_version
+    facts.driver.attached_gpus = log.attached_gpus
+    facts.gpus = log.gpus
+    facts.unknown_fields = log.unknown_fields
+    facts.problems += [f"nvidia_smi: {problem}" for problem in log.problems]
+    _gpu_processes(raw, facts)
+
+
+def _gpu_processes(raw: Raw, facts: HostFacts) -> None:
+    texts = raw.texts("gpu_processes")
+    for gpu in facts.gpus or []:
+        for process in gpu.processes or []:
+            comm = texts.get(f"processes/{process.pid}/comm")
+            cgroup = texts.get(f"processes/{process.pid}/cgroup")
+            if process.name is None and comm is not None:
+                process.name = comm.strip() or None
+            if cgroup is not None:
+                match = re.search(r"(?:docker[-/])([0-9a-f]{64})", cgroup)
+                process.container_id = match.group(1) if match else ""
+
+
+def _pci(raw: Raw, facts: HostFacts) -> None:
+    devices = parse_pci.parse_sysfs(raw.texts("pci_devices"))
+    listed = raw.text("lspci")
+    if raw.complete("pci_devices"):
+        facts.pci.gpus = [device for device in devices if parse_pci.is_gpu(device)]
+        facts.pci.nvswitches = [device for device in devices if parse_pci.is_nvswitch(device)]
+    elif listed is not None:
+        found = parse_pci.parse_lspci(listed)
+        if found or not listed.strip():
+            facts.pci.gpus = [device for device in found if parse_pci.is_gpu(device)]
+            facts.pci.nvswitches = [device for device in found if parse_pci.is_nvswitch(device)]
+    by_address = {device.address: device for device in devices}
+    for gpu in facts.gpus or []:
+        near = by_address.get(gpu.pci_bus_id or "")
+        if near is not None:
+            gpu.numa_node, gpu.local_cpus = near.numa_node, near.local_cpus
+    text = raw.text("pci_bridges")
+    if text is not None:
+        facts.pci.bridges = parse_pci.parse_bridges(text)
+    if raw.complete("rdma_devices"):
+        facts.pci.rdma_devices = (raw.text("rdma_devices") or "").split()
+
+
+def _topology(raw: Raw, facts: HostFacts) -> None:
+    text = raw.text("nvidia_topology")
+    if text is not None:
+        found = parse_nvidia.parse_topology(text)
+        facts.topology.matrix, facts.topology.cpu_affinity, facts.topology.numa_affinity = found
+        if facts.topology.matrix is None:
+            facts.problems.append("nvidia_topology: no matrix in what nvidia-smi topo -m printed")
+    text = raw.text("nvidia_nvlink")
+    if text is not None:
+        links = parse_nvidia.parse_nvlink(text)
+        for gpu in facts.gpus or []:
+            if gpu.uuid in links:
+                gpu.nvlink_active, gpu.nvlink_inactive = links[gpu.uuid]
+
+
+def _packages(raw: Raw, facts: HostFacts) -> None:
+    packages = facts.packages
+    dpkg, rpm = raw.text("dpkg"), raw.text("rpm")
+    if dpkg is not None:
+        packages.manager, packages.items = "dpkg", parse_packages.parse_dpkg(dpkg)
+    elif rpm is not None:
+        packages.manager, packages.items = "rpm", parse_packages.parse_rpm(rpm)
+    _holds(raw, facts)
+    installed = [item for item in packages.items or [] if item.status.startswith("ii")]
+    core = sorted(
+        {
+            parse_packages.upstream_version(item.version)
+            for item in installed
+            if parse_packages.is_driver_core(item.name)
+        }
+    )
+    facts.driver.versions_installed = core
+    facts.driver.version_installed = core[0] if len(core) == 1 else None
+    if (raw.complete("apt_history") and raw.state("apt_history") != ABSENT) or raw.texts("apt_history"):
+        texts = raw.texts("apt_history")
+        # history.log.2 is older than history.log.1, which is older than history.log
+        order = sorted(texts, key=lambda path: -(values.integer(path.rpartition(".")[2]) or 0))
+        packages.events = [event for path in order for event in parse_packages.parse_apt_history(texts[path])]
+    elif raw.state("apt_history") == ABSENT:
+        packages.events = []
+
+
+def _holds(raw: Raw, facts: HostFacts) -> None:
+    packages = facts.packages
+    names: set[str] = set()
+    known = False
+    if raw.text("apt_holds") is not None:
+        known = True
+        names.update(parse_packages.parse_holds(raw.text("apt_holds") or ""))
+    if packages.manager == "dpkg":
+        marked = [item.name for item in packages.items or [] if item.held]
+        known = known or bool(marked) or raw.state("apt_holds") == ABSENT
+        names.update(marked)
+    if packages.manager == "rpm" and raw.complete("dnf_versionlock"):
+        known = True
+        for text in raw.texts("dnf_versionlock").values():
+            names.update(parse_packages.parse_versionlock(text))
+    if known:
+        packages.holds = sorted(names)
+        for item in packages.items or []:
+            item.held = item.name in names
+    _unattended(raw, facts)
+
+
+def _unattended(raw: Raw, facts: HostFacts) -> None:
+    packages = facts.packages
+    text = raw.text("apt_config")
+    if text is not None:
+        config = parse_packages.parse_apt_config(text)
+        packages.unattended_blacklist = config.get("unattended-upgrade::package-blacklist", [])
+        packages.unattended_origins = [
+            *config.get("unattended-upgrade::allowed-origins", []),
+            *config.get("unattended-upgrade::origins-pattern", []),
+        ]
+        on = (config.get("apt::periodic::unattended-upgrade") or ["0"])[-1] not in ("0", "")
+        have: Optional[Package] = packages.find("unattended-upgrades")
+        packages.unattended_enabled = on if packages.items is None else on and have is not None
+    elif packages.manager == "rpm" and raw.complete("dnf_automatic"):
+        settings = parse_system.key_values(raw.text("dnf_automatic") or "")
+        packages.unattended_enabled = settings.get("apply_updates", "no").lower() in ("yes", "true", "1")
+        excluded = parse_system.key_values(raw.text("dnf_conf") or "")
+        packages.unattended_blacklist = (
+            re.split(r"[\s,]+", excluded.get("excludepkgs", excluded.get("exclude", ""))) if excluded else []
+        )
+
+
+def _services(raw: Raw, facts: HostFacts) -> None:
+    for unit in parse_system.parse_units(raw.text("systemd_units") or ""):
+        facts.services[unit.name] = unit
+
+
+def _kernel_log(raw: Raw, facts: HostFacts) -> None:
+    result = raw.result("kernel_log")
+    for item in result.items:
+        if item.state == OK:
+            source = "journal" if "journalctl" in item.path else "dmesg"
+            facts.kernel_log = parse_kernel_log.parse_kernel_log(item.text, source)
+            return
+
+
+def _docker(raw: Raw, facts: HostFacts) -> None:
+    text = raw.text("docker_version")
+    docker = parse_docker.parse_version(text) if text is not None else facts.docker
+    text = raw.text("docker_client")
+    if text is not None:
+        client = parse_docker.parse_client(text)
+        docker.client_version, docker.client_api_version = client.client_version, client.client_api_version
+        docker.version = docker.version or client.version
+        docker.api_version = docker.api_version or client.api_version
+        docker.min_api_version = docker.min_api_version or client.min_api_version
+    facts.docker = docker
+    parse_docker.read_info(docker, raw.text("docker_info") or "")
+    if raw.complete("docker_client_environment"):
+        docker.client_pinned_api_version = ""
+        for text in raw.texts("docker_client_environment").values():
+            match = re.search(r"^\s*(?:export\s+)?DOCKER_API_VERSION=[\"']?([\d.]+)", text, re.MULTILINE)
+            if match:
+                docker.client_pinned_api_version = match.group(1)
+    text = raw.text("docker_daemon_json")
+    if text is not None:
+        docker.daemon_json, docker.daemon_json_error = values.json_object(text) if text.strip() else ({}, None)
+    elif raw.state("docker_daemon_json") == ABSENT:
+        docker.daemon_json = {}
+    words = (raw.text("docker_socket") or "").split()
+    if len(words) >= 7:
+        docker.socket_mode, docker.socket_owner = words[0], f"{words[1]}:{words[2]}"
+    _containers(raw, facts)
+
+
+def _containers(raw: Raw, facts: HostFacts) -> None:
+    result = raw.result("docker_containers")
+    if result.state == ABSENT:
+        facts.docker.containers = []
+        return
+    texts = result.texts()
+    digests: dict[str, Optional[list[str]]] = {}
+    for path, text in texts.items():
+        if path.startswith("docker/images/"):
+            image, known = parse_docker.image_digests(text)
+            if image is not None:
+                digests[image] = known
+    allowed = parse_docker.parse_device_allow(raw.texts("docker_device_allow"))
+    containers = []
+    for path, text in texts.items():
+        if not path.startswith("docker/containers/"):
+            continue
+        container = parse_docker.parse_container(text)
+        if container is None:
+            facts.problems.append(f"docker_containers: {path} is not what the Docker API gives for a container")
+            continue
+        container.repo_digests = digests.get(container.image_id or "")
+        container.device_allow = allowed.get(container.id)
+        containers.append(container)
+    if "docker/containers.json" in texts or containers:
+        facts.docker.containers = sorted(containers, key=lambda one: (one.name or "", one.id))
+
+
+def _cdi(raw: Raw, facts: HostFacts) -> None:
+    if raw.complete("cdi_specs"):
+        specs: list[CdiSpec] = [
+            parse_docker.parse_cdi(origin(path), text) for path, text in sorted(raw.texts("cdi_specs").items())
+        ]
+        facts.cdi = specs
+
+
+BUILDERS: tuple[tuple[str, Callable[[Raw, HostFacts], None]], ...] = (
+    ("host", _host),
+    ("kernel", _kernel),
+    ("cpu and memory", _cpu_and_memory),
+    ("numa", _numa),
+    ("cgroup", _cgroup),
+    ("limits", _limits),
+    ("driver", _driver),
+    ("gpus", _gpus),
+    ("pci", _pci),
+    ("topology", _topology),
+    ("packages", _packages),
+    ("services", _services),
+    ("kernel log", _kernel_log),
+    ("docker", _docker),
+    ("cdi", _cdi),
+)
