@@ -1,0 +1,256 @@
+# Copyright: the Metalserve authors
+# SPDX-License-Identifier: Apache-2.0
+"""What stands around the engines: client keys, image registry, TLS, alert receivers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.metal.serve.plugins.module_utils.inventory import values
+from ansible_collections.metal.serve.plugins.module_utils.inventory.model import (
+    WARNING,
+    Path,
+    Setting,
+    Unresolved,
+)
+from ansible_collections.metal.serve.plugins.module_utils.inventory.schema import MAKE_A_KEY
+from ansible_collections.metal.serve.plugins.module_utils.inventory.values import did_you_mean, listed, show
+from ansible_collections.metal.serve.plugins.module_utils.inventory.view import (
+    View,
+    at,
+    text,
+)
+
+SHORTEST_KEY = 16
+
+
+_DEFAULT_LIKE = re.compile(
+    r"change[\s_-]*(me|it|this)|replace[\s_-]*me|placeholder|example|default|todo|fixme|your[\s_-]|dummy|<.*>|"
+    r"\A(secret|password|passwd|admin|letmein|test|token|key|api[_-]?key)[\s_-]*\d*\Z|\A(.)\3*\Z|\A(0?123456\d*)\Z",
+    re.IGNORECASE,
+)
+
+
+def api_keys(view: View) -> None:
+    """Client keys: one of key and sha256 each, no name or key twice, nothing that looks like an example."""
+    setting = view.setting("metalserve_api_keys")
+    entries = view.wide("metalserve_api_keys")
+    engine_key = text(view.wide("metalserve_engine_api_key"))
+    if isinstance(entries, (list, tuple)):
+        if not entries:
+            view.add_at(
+                setting,
+                (),
+                "is empty: no client could use the gateway",
+                'add one: {name: <who>, key: "{{ vault_<who>_key }}"}; make the key with: '
+                + MAKE_A_KEY.format(name="vault_<who>_key"),
+                "[]",
+                view.lenient(),
+            )
+        names: dict[str, int] = {}
+        secrets: dict[str, int] = {}
+        for index, entry in enumerate(entries):
+            if not isinstance(entry, Mapping):
+                continue
+            given = [name for name in ("key", "sha256") if name in entry]
+            if len(given) != 1:
+                problem = "has neither key nor sha256" if not given else "has both key and sha256"
+                view.add_at(setting, (index,), problem, "give exactly one of them", "")
+            name, secret = text(entry.get("name")), text(entry.get("key"))
+            if name and names.setdefault(name, index) != index:
+                view.add_at(
+                    setting,
+                    (index, "name"),
+                    f"is also the name of entry {names[name]}",
+                    "give each client a name of its own",
+                    show(name),
+                )
+            if "key" in given:
+                _judge_secret(view, setting, (index, "key"), entry["key"], f"vault_{name or '<who>'}_key")
+            if secret and secrets.setdefault(secret, index) != index:
+                view.add_at(
+                    setting,
+                    (index, "key"),
+                    f"is the same key as that of entry {secrets[secret]}",
+                    "give each client a key of its own",
+                    values.SECRET,
+                )
+            if secret and secret == engine_key:
+                view.add_at(
+                    setting,
+                    (index, "key"),
+                    "is the same key as metalserve_engine_api_key",
+                    "give clients other keys than the engines",
+                    values.SECRET,
+                )
+    engine = view.setting("metalserve_engine_api_key")
+    if engine is not None:
+        _judge_secret(view, engine, (), engine.variable.value, "vault_engine_key")
+
+
+def _judge_secret(view: View, setting: Setting | None, path: Path, secret: Any, vault_name: str) -> None:
+    """Note a secret that is empty, short, or looks like an example."""
+    if not isinstance(secret, str):
+        return
+    right = "make a real one with:\n" + MAKE_A_KEY.format(name=vault_name)
+    if not secret.strip():
+        view.add_at(setting, path, "is empty", right, "(empty)", view.lenient())
+    elif _DEFAULT_LIKE.search(secret):
+        view.add_at(
+            setting, path, "looks like an example or a default, not like a secret", right, values.SECRET, view.lenient()
+        )
+    elif len(secret) < SHORTEST_KEY:
+        view.add_at(
+            setting, path, f"is too short: fewer than {SHORTEST_KEY} characters", right, values.SECRET, view.lenient()
+        )
+    elif re.search(r"\s|[^\x21-\x7e]", secret):
+        view.add_at(setting, path, "has spaces or characters that cannot stand in an HTTP header", right, values.SECRET)
+
+
+def registry(view: View) -> None:
+    """The registry's login is whole and its CA file exists."""
+    setting = view.setting("metalserve_registry")
+    value = view.wide("metalserve_registry")
+    if not isinstance(value, Mapping):
+        return
+    for one, other in (("username", "password"), ("password", "username")):
+        if text(value.get(one)) and not value.get(other):
+            view.add_at(
+                setting,
+                (other,),
+                f"is missing, but {one} is given",
+                'give both, or neither; the password from a vault: "{{ vault_registry_password }}"',
+                "",
+            )
+    for name in ("username", "ca_file"):
+        if text(value.get(name)) and not value.get("address"):
+            view.add_at(setting, ("address",), f"is missing, but {name} is given", "write the registry's host:port", "")
+            break
+    _file(view, setting, ("ca_file",))
+
+
+def tls(view: View) -> None:
+    """Certificate and key come together and exist; names are host names."""
+    setting = view.setting("metalserve_tls")
+    value = view.wide("metalserve_tls")
+    if not isinstance(value, Mapping):
+        return
+    for one, other in (("certificate", "private_key"), ("private_key", "certificate")):
+        if text(value.get(one)) and not value.get(other):
+            view.add_at(
+                setting,
+                (other,),
+                f"is missing, but {one} is given",
+                "give both, or neither (then a certificate is generated)",
+                "",
+            )
+    for name in ("certificate", "private_key"):
+        _file(view, setting, (name,))
+    names = value.get("names")
+    for index, name in enumerate(names if isinstance(names, (list, tuple)) else ()):
+        if text(name) and not re.fullmatch(r"(\*\.)?[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|[0-9a-fA-F:.]+", name):
+            view.add_at(
+                setting,
+                ("names", index),
+                "is not a host name or address",
+                "write it without https:// and path, such as llm.example.com",
+            )
+
+
+def _file(view: View, setting: Setting | None, path: Path) -> None:
+    """Note a file on the controller that does not exist."""
+    name = text(at(setting.variable.value, path)) if setting is not None else ""
+    if name and view.exists is not None and not view.exists(name):
+        view.add_at(
+            setting,
+            path,
+            "is a file that does not exist on this machine",
+            "write the path of a file on the controller",
+        )
+
+
+_RECEIVER_KINDS = [
+    "discord",
+    "email",
+    "incidentio",
+    "jira",
+    "mattermost",
+    "msteams",
+    "msteamsv2",
+    "opsgenie",
+    "pagerduty",
+    "pushover",
+    "rocketchat",
+    "slack",
+    "sns",
+    "telegram",
+    "victorops",
+    "webex",
+    "webhook",
+    "wechat",
+]
+
+
+def alerts(view: View) -> None:
+    """There is a receiver; receivers and routes fit together. Their secrets are never shown."""
+    receivers = view.wide("metalserve_alert_receivers")
+    if isinstance(receivers, Unresolved):
+        return
+    setting = view.setting("metalserve_alert_receivers")
+    if not receivers:
+        if receivers is None or isinstance(receivers, (list, tuple)):
+            where = setting.variable.origin(()) if setting is not None else ""
+            view.add(
+                "metalserve_alert_receivers",
+                "[]" if setting is not None else "",
+                "no alert receiver: alerts fire, but nobody gets them",
+                'add one, such as [{name: oncall, webhook_configs: [{url: "https://…"}]}]',
+                where=where or "all hosts",
+                severity=WARNING,
+            )
+        return
+    kinds = [f"{kind}_configs" for kind in _RECEIVER_KINDS]
+    names: list[str] = []
+    for index, receiver in enumerate(receivers if isinstance(receivers, (list, tuple)) else ()):
+        if not isinstance(receiver, Mapping):
+            continue
+        name = text(receiver.get("name"))
+        if name and name in names:
+            view.add_at(
+                setting,
+                (index, "name"),
+                "is the name of two receivers",
+                "give each receiver a name of its own",
+                show(name),
+            )
+        names.append(name)
+        for key in receiver:
+            if key != "name" and key not in kinds:
+                view.add_at(
+                    setting,
+                    (index, key),
+                    "is not known to Alertmanager here",
+                    did_you_mean(str(key), ["name", *kinds], f"kinds are {', '.join(kinds)}"),
+                    values.SECRET,
+                )
+        if not any(receiver.get(kind) for kind in kinds):
+            view.add_at(
+                setting,
+                (index,),
+                "has a name but no way to send anything",
+                'add one, such as webhook_configs: [{url: "https://…"}]',
+                show(name),
+                WARNING,
+            )
+    routes = view.wide("metalserve_alert_routes")
+    for index, route in enumerate(routes if isinstance(routes, (list, tuple)) else ()):
+        target = route.get("receiver") if isinstance(route, Mapping) else None
+        if text(target) and target not in names:
+            view.add_at(
+                view.setting("metalserve_alert_routes"),
+                (index, "receiver"),
+                "is not the name of a receiver",
+                did_you_mean(text(target), names, f"receivers are {listed(names, 'and')}"),
+            )
