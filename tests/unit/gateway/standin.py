@@ -3,7 +3,7 @@
 """A small engine for gateway tests: it says what it was asked, streams when told, and misbehaves on request.
 
 Run as ``standin.py PORT [PORT...]``; every port is one engine. The prompt (first message, or ``prompt``) may hold
-orders: ``sleep=S`` before answering, ``status=N``, ``tokens=N``, ``gap=S`` between tokens, ``die`` (close without an answer).
+orders: ``sleep=S`` before answering, ``status=N``, ``tokens=N``, ``gap=S`` between tokens, ``die`` (close, no answer).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Engine(BaseHTTPRequestHandler):
     wbufsize = 0
     disable_nagle_algorithm = True
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+    def log_message(self, format: str, *args: Any) -> None:
         """Say nothing."""
 
     def do_GET(self) -> None:
