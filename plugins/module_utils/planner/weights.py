@@ -1,21 +1,264 @@
 # Copyright: the Metalserve authors
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes of weights, counted parameter by parameter from the model's shape. See docs/planning.md#weights."""
+"""Bytes of weights on one GPU, tensor by tensor as vLLM lays them out, and what the allocator makes of them.
+
+vLLM fuses q, k and v into one tensor and gate and up into another (model_executor/layers/linear.py), replicates key and
+value heads when there are more ranks than heads, pads the vocabulary to 64 (vocab_parallel_embedding.py) and splits
+expert tensors along their inner size. See docs/planning.md#weights.
+"""
 
 from __future__ import annotations
 
-from ansible_collections.metal.serve.plugins.module_utils.planner.model import ModelShape
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ansible_collections.metal.serve.plugins.module_utils.planner.errors import PlanError
+from ansible_collections.metal.serve.plugins.module_utils.planner.model import ModelShape, Quantization
+
+MIB = 1024**2
+VOCAB_PAD = 64
+INDEX_TOLERANCE = 0.02
 
 
-def weight_bytes(shape: ModelShape, tensor_parallel: int = 1) -> int:
-    """Return the bytes of weights that one GPU holds."""
-    hidden = shape.hidden
-    q = shape.heads * shape.head_dim
-    kv = shape.kv_heads * shape.head_dim
-    layer = hidden * q + 2 * hidden * kv + q * hidden + 2 * hidden
-    if shape.qkv_bias:
-        layer += q + 2 * kv
-    layer += 3 * hidden * shape.intermediate
-    embedding = shape.vocab * hidden
-    total = shape.layers * layer + embedding * (1 if shape.tied else 2) + hidden
-    return total * shape.dtype_bytes // tensor_parallel
+@dataclass(frozen=True)
+class Tensor:
+    """``count`` equal tensors of one GPU: ``elements`` each, ``rows`` outputs; linear ones may be quantized."""
+
+    name: str
+    count: int
+    elements: int
+    rows: int = 0
+    linear: bool = False
+    width: int = 0
+
+    @property
+    def columns(self) -> int:
+        """Return the input size of a linear tensor."""
+        return self.elements // self.rows if self.rows else 0
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Bytes on one GPU: ``exact`` as stored, ``allocated`` as the engine's 'Model loading took' counts them."""
+
+    exact: int
+    allocated: int
+    source: str
+    warnings: tuple[str, ...] = ()
+
+
+def split(total: int, parts: int) -> int:
+    """Return the share of one of ``parts`` ranks, rounded up."""
+    return -(-total // parts)
+
+
+def check_divisible(shape: ModelShape, tensor: int) -> None:
+    """Raise PlanError when the engine would refuse this tensor parallelism for the model."""
+    if shape.heads % tensor:
+        fitting = [str(size) for size in (1, 2, 4, 8, 16) if shape.heads % size == 0]
+        raise PlanError(
+            f"tensor_parallel is {tensor}; it must divide num_attention_heads ({shape.heads}).",
+            [f"set tensor_parallel to {' or '.join(fitting)}"],
+        )
+
+
+def _linear(name: str, count: int, rows: int, columns: int, bias: bool = False) -> list[Tensor]:
+    """Return ``count`` linear layers (and their biases); nothing where a size is 0."""
+    if not (count and rows and columns):
+        return []
+    found = [Tensor(name, count, rows * columns, rows, True)]
+    if bias:
+        found.append(Tensor(name + ".bias", count, rows))
+    return found
+
+
+def _latent_attention(shape: ModelShape, count: int, heads: int) -> list[Tensor]:
+    """Return the tensors of ``count`` layers of multi-head latent attention with ``heads`` heads on this GPU."""
+    latent = shape.latent
+    assert latent is not None
+    width = latent.nope_dim + latent.rope_dim
+    low = latent.kv_rank + latent.rope_dim
+    out = [Tensor("kv_a_layernorm", count, latent.kv_rank)]
+    if latent.q_rank:
+        out += _linear("fused_qkv_a_proj", count, latent.q_rank + low, shape.hidden)
+        out += _linear("q_b_proj", count, heads * width, latent.q_rank)
+        out.append(Tensor("q_a_layernorm", count, latent.q_rank))
+    else:
+        out += _linear("q_proj", count, heads * width, shape.hidden)
+        out += _linear("kv_a_proj_with_mqa", count, low, shape.hidden)
+    out += _linear("kv_b_proj", count, heads * (latent.nope_dim + latent.v_dim), latent.kv_rank)
+    out += _linear("o_proj", count, shape.hidden, heads * latent.v_dim)
+    if shape.indexer is not None:
+        index = shape.indexer
+        out += _linear("indexer.wq_b", count, index.heads * index.head_dim, latent.q_rank or shape.hidden)
+        out += _linear("indexer.wk_weights_proj", count, index.head_dim + index.heads, shape.hidden)
+        out.append(Tensor("indexer.k_norm", count, 2 * index.head_dim, width=4))
+    return out
+
+
+def _attention(shape: ModelShape, count: int, tensor: int) -> list[Tensor]:
+    """Return the tensors of ``count`` attention layers on one GPU."""
+    heads = shape.heads // tensor
+    if shape.latent is not None:
+        return _latent_attention(shape, count, heads)
+    kv = max(1, shape.kv_heads // tensor)
+    out = _linear("qkv_proj", count, (heads + 2 * kv) * shape.head_dim, shape.hidden, shape.qkv_bias)
+    out += _linear("o_proj", count, shape.hidden, heads * shape.head_dim, shape.o_bias)
+    if shape.qk_norm:
+        out += [Tensor("q_norm", count, shape.head_dim), Tensor("k_norm", count, shape.head_dim)]
+    return out
+
+
+def _mixture(shape: ModelShape, count: int, tensor: int) -> list[Tensor]:
+    """Return the tensors of ``count`` mixture-of-experts layers on one GPU."""
+    experts = shape.experts
+    if experts is None or not count:
+        return []
+    size = split(experts.intermediate, tensor)
+    shared = split(experts.shared_intermediate, tensor)
+    out = _linear("experts.w13", count, experts.count * 2 * size, shape.hidden)
+    out += _linear("experts.w2", count, experts.count * shape.hidden, size)
+    out.append(Tensor("mlp.gate", count, experts.count * shape.hidden))
+    if experts.router_bias:
+        out.append(Tensor("mlp.gate.bias", count, experts.count, width=4))
+    out += _linear("shared_experts.gate_up_proj", count, 2 * shared, shape.hidden)
+    out += _linear("shared_experts.down_proj", count, shape.hidden, shared)
+    if shared and experts.shared_gate:
+        out.append(Tensor("shared_expert_gate", count, shape.hidden))
+    return out
+
+
+def tensors(shape: ModelShape, tensor: int = 1, pipeline: int = 1) -> list[Tensor]:
+    """Return the weight tensors of the fullest GPU: with several stages, one that holds an embedding table."""
+    check_divisible(shape, tensor)
+    layers = split(shape.layers, pipeline)
+    dense = layers if shape.experts is None else min(layers, shape.experts.dense_layers)
+    attention = layers - sum(1 for kind in shape.layer_kinds[:layers] if kind == "linear")
+    inner = split(shape.intermediate, tensor)
+    out = _attention(shape, attention, tensor)
+    out += _linear("gate_up_proj", dense, 2 * inner, shape.hidden, shape.mlp_bias)
+    out += _linear("down_proj", dense, shape.hidden, inner, shape.mlp_bias)
+    out += _mixture(shape, layers - dense, tensor)
+    out.append(Tensor("layer_norms", layers * shape.norms_per_layer, shape.hidden))
+    out.append(Tensor("norm", 1, shape.hidden))
+    vocab = split(VOCAB_PAD * math.ceil(shape.vocab / VOCAB_PAD), tensor)
+    out.append(Tensor("embed_tokens", 1, vocab * shape.hidden))
+    if not shape.tied and pipeline == 1:
+        out.append(Tensor("lm_head", 1, vocab * shape.hidden))
+    return out
+
+
+FUSED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj", "qkv_proj", "self_attn"),
+    "o_proj": ("o_proj", "self_attn"),
+    "gate_up_proj": ("gate_proj", "up_proj", "gate_up_proj"),
+    "down_proj": ("down_proj",),
+    "shared_experts.gate_up_proj": ("shared_expert", "shared_experts"),
+    "shared_experts.down_proj": ("shared_expert", "shared_experts"),
+}
+"""Names in a checkpoint that stand for a fused tensor here."""
+
+
+def skipped(tensor: Tensor, quantization: Quantization) -> bool:
+    """Return whether a quantization leaves this tensor as it is: whether its skip list names this kind of tensor.
+
+    A pattern that names single layers (a number in it) is not taken for all of them.
+    """
+    if not tensor.linear:
+        return True
+    names = FUSED.get(tensor.name, (tensor.name.rsplit(".", 1)[-1],))
+    for pattern in quantization.skip:
+        words = pattern.replace("re:", "").replace("\\", "").strip("^$.*").split(".")
+        if any(word.isdigit() for word in words):
+            continue
+        if any(word.strip("*") in names for word in words):
+            return True
+    return False
+
+
+def stored_bytes(tensor: Tensor, shape: ModelShape) -> list[int]:
+    """Return the bytes of each allocation that one such tensor makes (weights, scales, zeros)."""
+    width = tensor.width or shape.dtype_bytes
+    quantization = shape.quantization
+    if quantization is None or skipped(tensor, quantization):
+        return [tensor.elements * width]
+    rows, columns = tensor.rows, tensor.columns
+    sizes = [tensor.elements * quantization.bits // 8]
+    if quantization.block is not None:
+        sizes.append(math.ceil(rows / quantization.block[0]) * math.ceil(columns / quantization.block[1]) * 4)
+    elif quantization.group:
+        groups = rows * math.ceil(columns / quantization.group)
+        scale = 1 if quantization.bits == 4 and quantization.group <= 32 else shape.dtype_bytes
+        sizes.append(groups * scale)
+        if quantization.zero_points:
+            sizes.append(groups * quantization.bits // 8)
+    else:
+        sizes.append(rows * 4)
+    return sizes
+
+
+def allocated(size: int) -> int:
+    """Return the bytes that torch's allocator counts for one allocation made while vLLM loads a model.
+
+    Blocks are multiples of 512 bytes; from 10 MiB on a segment is rounded up to 2 MiB, and vLLM forbids splitting
+    those of 20 MiB and more while it loads (gpu_worker.py, _scoped_allocator_max_split), so their tail stays counted.
+    """
+    if size >= 10 * MIB:
+        segment = 2 * MIB * math.ceil(size / (2 * MIB))
+        return segment if size >= 20 * MIB or segment - size <= MIB else 512 * math.ceil(size / 512)
+    return 512 * math.ceil(size / 512)
+
+
+def rope_bytes(shape: ModelShape) -> int:
+    """Return the bytes of the rotary cache: one row for each position (rotary_embedding/base.py)."""
+    return shape.max_position * shape.rotary_dim * shape.dtype_bytes
+
+
+def parse_index(index: Any) -> int:
+    """Return metadata.total_size of a model.safetensors.index.json in bytes. Raises PlanError where it is not there."""
+    meta = index.get("metadata") if isinstance(index, Mapping) else None
+    size = meta.get("total_size") if isinstance(meta, Mapping) else None
+    if isinstance(size, bool) or not isinstance(size, (int, float)) or size <= 0:
+        raise PlanError(f"model.safetensors.index.json has metadata.total_size {size!r}; it must be a number of bytes.")
+    return int(size)
+
+
+def weights(
+    shape: ModelShape,
+    tensor: int = 1,
+    pipeline: int = 1,
+    workspace_mib: float = 32.0,
+    other_mib: float = 0.6,
+    index_bytes: int | None = None,
+) -> Weights:
+    """Return the weights of one GPU. ``index_bytes`` (a safetensors index's total_size) corrects the count where given.
+
+    Raises PlanError where neither the shape nor an index says how large they are.
+    """
+    if shape.compressed and index_bytes is None:
+        raise PlanError(
+            f"{shape.architecture} stores its layers in several formats that config.json does not tell.",
+            ["give the model's model.safetensors.index.json (--index), which has their size"],
+        )
+    parts = [(item, stored_bytes(item, shape)) for item in tensors(shape, tensor, pipeline)]
+    exact = sum(item.count * sum(sizes) for item, sizes in parts)
+    counted = sum(item.count * sum(allocated(size) for size in sizes) for item, sizes in parts)
+    source = "counted from config.json"
+    notes: list[str] = []
+    if index_bytes is not None:
+        whole = sum(i.count * sum(stored_bytes(i, shape)) for i in tensors(shape))
+        share = exact / whole
+        difference = index_bytes / whole - 1
+        if abs(difference) > INDEX_TOLERANCE and not shape.compressed:
+            notes.append(
+                f"the safetensors index says {index_bytes / 1024**3:.2f} GiB, config.json makes {whole / 1024**3:.2f}; "
+                "the index is believed"
+            )
+        if abs(difference) > 1e-4:
+            counted += int(share * index_bytes) - exact
+            exact = int(share * index_bytes)
+            source = "metadata.total_size of the safetensors index"
+    extra = rope_bytes(shape) + int((workspace_mib + other_mib) * MIB)
+    return Weights(exact, counted + extra, source, tuple(notes))

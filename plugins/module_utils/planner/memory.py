@@ -1,0 +1,361 @@
+# Copyright: the Metalserve authors
+# SPDX-License-Identifier: Apache-2.0
+"""What one GPU's memory holds when an engine has started: weights, activation peak, graphs and what is left for KV.
+
+vLLM's own sum (v1/worker/gpu_worker.py, determine_available_memory): requested = ceil(total x utilization) and
+KV = requested - weights - activation peak - non-torch memory. Graphs come on top with the second model runner (its
+profile_cudagraph_memory returns 0) and are taken off the KV cache with the first. See docs/planning.md#memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ansible_collections.metal.serve.plugins.module_utils.planner import constants, kv, weights
+from ansible_collections.metal.serve.plugins.module_utils.planner.batching import number
+from ansible_collections.metal.serve.plugins.module_utils.planner.constants import EngineConstants
+from ansible_collections.metal.serve.plugins.module_utils.planner.errors import PlanError
+from ansible_collections.metal.serve.plugins.module_utils.planner.model import ModelShape
+
+GIB = 1024**3
+MIB = 1024**2
+DEFAULT_UTIL = 0.92
+"""vLLM 0.26's own default of gpu_memory_utilization (config/cache.py)."""
+
+MLA_PREFILL_TOKENS = 64 * 1024
+PROFILED_GRAPH_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class MemoryInput:
+    """What the prediction needs beside the model's shape. ``total_mib`` as nvidia-smi says it."""
+
+    gpu_name: str
+    total_mib: int
+    reserved_mib: float | None = None
+    engine: str = "vllm"
+    version: str = "0.26.0"
+    tensor: int = 1
+    pipeline: int = 1
+    utilization: float = DEFAULT_UTIL
+    max_model_len: int = 8192
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 1024
+    kv_cache_dtype: str = "auto"
+    enforce_eager: bool = False
+    expert_parallel: bool = False
+    index_bytes: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    calibration: EngineConstants | None = None
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The prediction for one GPU, in bytes. ``kv`` is negative-safe: 0 bytes hold 0 tokens."""
+
+    total: int
+    requested: int
+    weights: int
+    weights_source: str
+    activation: int
+    activation_phase: str
+    non_torch: int
+    graphs: int
+    graphs_inside: bool
+    kv_bytes: int
+    capacity: kv.KvCapacity
+    runner: str
+    expected_overhead_gib: float
+    fitted: bool
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def overhead(self) -> int:
+        """Return activation + non-torch + graphs in bytes."""
+        return self.activation + self.non_torch + self.graphs
+
+    @property
+    def expected_error_pct(self) -> float:
+        """Return the error to expect of the KV tokens, in percent of them."""
+        if self.kv_bytes <= 0:
+            return 100.0
+        return min(100.0, 100.0 * self.expected_overhead_gib * GIB / self.kv_bytes + 0.05)
+
+    @property
+    def planned_gpu_bytes(self) -> int:
+        """Return what the whole replica will hold of the GPU, graphs included."""
+        return self.requested if self.graphs_inside else self.requested + self.graphs
+
+
+def cuda_total(gpu_name: str, total_mib: int, reserved_mib: float | None) -> tuple[int, bool]:
+    """Return the bytes that CUDA will report as the GPU's total, and whether the driver's share is known for it."""
+    profile = constants.gpu_profile(gpu_name)
+    if profile is not None:
+        reserved, known = profile.reserved_mib, True
+    elif reserved_mib is not None:
+        reserved, known = float(reserved_mib), True
+    else:
+        reserved, known = total_mib * constants.RESERVED_RATIO, False
+    return int((total_mib - reserved) * MIB), known
+
+
+def runner_of(shape: ModelShape) -> str:
+    """Return which of vLLM's two model runners this model gets (config/vllm.py, use_v2_model_runner)."""
+    if shape.hybrid:
+        return "first"
+    if shape.experts is None or shape.architecture in constants.V2_RUNNER_MOE:
+        return "second"
+    return "first"
+
+
+def capture_sizes(max_num_seqs: int, batched: int) -> list[int]:
+    """Return the batch sizes that get a CUDA graph (config/vllm.py, _set_cudagraph_sizes)."""
+    top = min(max_num_seqs * 2, 512, batched)
+    sizes = [size for size in (1, 2, 4) if size <= top]
+    if top >= 8:
+        sizes += range(8, min(top + 1, 256), 8)
+    if top >= 256:
+        sizes += range(256, top + 1, 16)
+    if batched <= top:
+        sizes.append(batched)
+    return sorted(set(sizes))
+
+
+def _layer_width(shape: ModelShape, tensor: int) -> int:
+    """Return elements per token of the attention output of one layer on one GPU."""
+    heads = shape.heads // tensor
+    return heads * (shape.latent.v_dim if shape.latent is not None else shape.head_dim)
+
+
+def moe_workspace(shape: ModelShape, tokens: int, tensor: int, expert_parallel: bool) -> int:
+    """Return the bytes of the fused-MoE workspace, which stays allocated (fused_moe/experts/triton_moe.py)."""
+    experts = shape.experts
+    if experts is None or experts.dense_layers >= shape.layers:
+        return 0
+    size = experts.intermediate if expert_parallel else weights.split(experts.intermediate, tensor)
+    rows = tokens * experts.per_token
+    first = max(rows * max(size, shape.hidden), tokens * shape.hidden)
+    second = rows * max(2 * size, shape.hidden)
+    return (first + second) * shape.dtype_bytes
+
+
+def activation_phases(shape: ModelShape, given: MemoryInput, fitted: EngineConstants) -> dict[str, int]:
+    """Return the peak of each phase of the profile run in bytes; the largest of them is the activation peak.
+
+    - compile: the compiler benchmarks the embedding kernel on random tensors of real size: a second embedding table
+      and two hidden states. Only where the compile cache is cold (inductor, benchmark_combo_kernel).
+    - layer: an MLP with its inputs: attention output, two residuals, gate and up, and their product.
+    - moe: the fused-MoE workspace with hidden states, router logits and shared experts.
+    - latent: the workspace for up-projecting cached context, 64k tokens at most (mla_attention.py, forward_impl).
+    - sampler: logits of max_num_seqs sequences; the first runner also holds float32 copies (gpu_model_runner.py,
+      _dummy_sampler_run), the second does not (v1/worker/gpu/sample/sampler.py).
+    """
+    tokens, tensor, width = given.max_num_batched_tokens, given.tensor, shape.dtype_bytes
+    hidden = shape.hidden
+    vocab = weights.VOCAB_PAD * math.ceil(shape.vocab / weights.VOCAB_PAD)
+    attention = _layer_width(shape, tensor)
+    workspace = moe_workspace(shape, tokens, tensor, given.expert_parallel)
+    inner = weights.split(shape.intermediate, tensor)
+    phases: dict[str, int] = {}
+    if not given.enforce_eager:
+        phases["compile"] = weights.split(vocab, tensor) * hidden * width + 2 * tokens * hidden * width
+    if shape.experts is None or shape.experts.dense_layers:
+        phases["layer"] = tokens * width * (attention + 2 * hidden + 3 * inner)
+    if workspace and shape.experts is not None:
+        shared = weights.split(shape.experts.shared_intermediate, tensor)
+        router = tokens * shape.experts.count * (width + 4)
+        phases["moe"] = workspace + router + tokens * width * (attention + 4 * hidden + 3 * shared)
+    if shape.latent is not None:
+        latent = shape.latent
+        heads = shape.heads // tensor
+        context = min(max(8 * given.max_model_len, 4 * given.max_num_seqs * kv.GPU_BLOCK), MLA_PREFILL_TOKENS)
+        context = max(context, given.max_num_seqs * kv.GPU_BLOCK)
+        up = context * heads * (latent.nope_dim + latent.v_dim) * width
+        own = (
+            hidden
+            + heads * (latent.nope_dim + 2 * latent.rope_dim + latent.v_dim)
+            + 2 * (latent.kv_rank + latent.rope_dim)
+            + latent.q_rank
+        )
+        phases["latent"] = workspace + up + tokens * width * own
+    sequences = min(given.max_num_seqs, tokens)
+    states = tokens * hidden * width + 2 * sequences * hidden * width
+    if runner_of(shape) == "second":
+        gathered = 1 if tensor == 1 else 1 + 1 / tensor
+        logits = int(sequences * vocab * width * gathered)
+    else:
+        profile = constants.gpu_profile(given.gpu_name)
+        sms = profile.sms if profile is not None else 108
+        logits = int(sequences * vocab * fitted.sampler_v1_bytes) + sms * vocab * 4
+        logits += int(fitted.sampler_v1_mib * MIB)
+    phases["sampler"] = workspace + states + logits
+    return phases
+
+
+def graph_bytes(shape: ModelShape, given: MemoryInput, fitted: EngineConstants) -> int:
+    """Return the memory of the captured CUDA graphs: a part per graph, a part per kernel, and the shared pool.
+
+    One graph for each piece between attention layers and each size, and one whole graph for each decode size
+    (v1/worker/gpu/cudagraph_utils.py). The kernel counts are those of the compiled layer: 9 for a dense one, 18 with
+    experts, 20 with experts and latent attention; 3 or 6 more for attention itself.
+    """
+    if given.enforce_eager:
+        return 0
+    sizes = capture_sizes(given.max_num_seqs, given.max_num_batched_tokens)
+    decode = [size for size in sizes if size <= given.max_num_seqs]
+    layers = math.ceil(shape.layers / given.pipeline)
+    dense = layers if shape.experts is None else min(layers, shape.experts.dense_layers)
+    latent = shape.latent is not None
+    piece = dense * (11 if latent else 9) + (layers - dense) * (20 if latent else 18)
+    if shape.qk_norm:
+        piece += layers
+    if given.tensor > 1:
+        piece += 2 * layers
+    whole = piece + layers * (6 if latent else 3)
+    graphs = len(sizes) * (layers + 1) + len(decode)
+    nodes = len(sizes) * piece + len(decode) * whole
+    top = sizes[-1] if sizes else 0
+    inner = weights.split(shape.intermediate, given.tensor) if dense else 0
+    pool = top * shape.dtype_bytes * (_layer_width(shape, given.tensor) + 2 * shape.hidden + 3 * inner)
+    pool += moe_workspace(shape, top, given.tensor, given.expert_parallel) if not dense else 0
+    return int((graphs * fitted.graph_mib + nodes * fitted.graph_node_mib) * MIB) + pool
+
+
+def predict(shape: ModelShape, given: MemoryInput) -> MemoryPlan:
+    """Return the memory of one GPU under ``given``. Raises PlanError for values that no engine would take.
+
+    What does not fit is not an error here: ``kv_bytes`` is then 0 or too small, and the caller says what to do.
+    """
+    number(given.utilization, "gpu_memory_utilization", 0.01, "a share of the GPU's memory above 0 and up to 1")
+    if given.utilization > 1:
+        raise PlanError(
+            f"gpu_memory_utilization is {given.utilization!r}; it must be a share of the memory above 0 and up to 1."
+        )
+    for name, value in (
+        ("GPU memory", given.total_mib),
+        ("tensor_parallel", given.tensor),
+        ("pipeline_parallel", given.pipeline),
+        ("max_model_len", given.max_model_len),
+        ("max_num_batched_tokens", given.max_num_batched_tokens),
+        ("max_num_seqs", given.max_num_seqs),
+    ):
+        number(value, name, 1, "a whole number, 1 or more", whole=True)
+    kv.check_dtype(given.kv_cache_dtype)
+    fitted, same = constants.engine_constants(given.version)
+    if given.calibration is not None:
+        fitted, same = given.calibration, True
+    profile = constants.gpu_profile(given.gpu_name)
+    total, known_total = cuda_total(given.gpu_name, given.total_mib, given.reserved_mib)
+    hopper = profile is None or profile.hopper_or_later
+    loaded = weights.weights(
+        shape,
+        given.tensor,
+        given.pipeline,
+        fitted.workspace_hopper_mib if hopper else fitted.workspace_mib,
+        fitted.loader_mib,
+        given.index_bytes,
+    )
+    phases = activation_phases(shape, given, fitted)
+    phase = max(phases, key=lambda name: phases[name])
+    activation = phases[phase] + int(fitted.activation_mib * MIB)
+    ranks = given.tensor * given.pipeline
+    non_torch = int((fitted.non_torch_mib + (fitted.nccl_mib if ranks > 1 else 0)) * MIB)
+    graphs = graph_bytes(shape, given, fitted)
+    inside = runner_of(shape) == "first" and graphs > 0
+    requested = math.ceil(total * given.utilization)
+    left = requested - loaded.allocated - activation - non_torch
+    if inside:
+        left -= int(graphs * fitted.graph_estimate_ratio)
+    if given.kv_cache_memory_bytes is not None:
+        left = int(given.kv_cache_memory_bytes)
+    pipeline_batches = given.pipeline + 1 if runner_of(shape) == "second" else max(2, given.pipeline)
+    held = kv.capacity(
+        shape,
+        left,
+        given.max_model_len,
+        given.tensor,
+        given.pipeline,
+        given.kv_cache_dtype,
+        given.max_num_batched_tokens,
+        pipeline_batches,
+    )
+    error = fitted.expected_overhead_gib
+    if ranks > 1:
+        error += fitted.tensor_parallel_error_gib
+    if not (same and profile is not None and profile.match == "H200"):
+        error += 0.2
+    if not known_total:
+        error += total * 0.01 / GIB
+    if shape.compressed or shape.hybrid:
+        error += 0.05 * max(0, left) / GIB
+    notes = [*shape.notes, *loaded.warnings]
+    if not same:
+        notes.append(f"no constants for engine version {given.version}: those of {fitted.version} are used")
+    if not known_total:
+        notes.append(f"GPU {given.gpu_name!r} is not in the table: 0.6 % of its memory is taken as the driver's")
+    if given.engine == "sglang":
+        notes.append(
+            "the constants are vLLM's: SGLang's activation lies outside its static part; calibrate on the target"
+        )
+        error += 0.5
+    return MemoryPlan(
+        total=total,
+        requested=requested,
+        weights=loaded.allocated,
+        weights_source=loaded.source,
+        activation=activation,
+        activation_phase=phase,
+        non_torch=non_torch,
+        graphs=graphs,
+        graphs_inside=inside,
+        kv_bytes=max(0, left),
+        capacity=held,
+        runner=runner_of(shape),
+        expected_overhead_gib=round(error, 2),
+        fitted=same,
+        warnings=tuple(notes),
+    )
+
+
+def parse_gpu(text: str) -> tuple[str, int, int]:
+    """Return (name, MiB, count) of ``name:MiB:count``. Raises PlanError naming the value and an example."""
+    parts = text.rsplit(":", 2)
+    sample = "write name:MiB:count, such as 'NVIDIA H200:143771:1'"
+    if len(parts) != 3 or not parts[0].strip():
+        raise PlanError(f"--gpu is {text!r}; {sample}.")
+    name, mib, count = parts[0].strip(), parts[1].strip(), parts[2].strip()
+    if not mib.isdigit() or not 1024 <= int(mib) <= 4 * 1024**2:
+        raise PlanError(f"--gpu is {text!r}; its memory must be whole MiB, 1024 or more: {sample}.")
+    if not count.isdigit() or not 1 <= int(count) <= 1024:
+        raise PlanError(f"--gpu is {text!r}; its count must be 1..1024: {sample}.")
+    return name, int(mib), int(count)
+
+
+def to_dict(plan: MemoryPlan) -> dict[str, Any]:
+    """Return the ``memory`` part of a ReplicaPlan (docs/architecture.md, 'Plans')."""
+
+    def gib(value: float) -> float:
+        return round(value / GIB, 3)
+
+    values: Mapping[str, Any] = {
+        "gpu_total_gib": gib(plan.total),
+        "requested_gib": gib(plan.requested),
+        "weights_gib": gib(plan.weights),
+        "activation_gib": gib(plan.activation),
+        "activation_phase": plan.activation_phase,
+        "non_torch_gib": gib(plan.non_torch),
+        "graphs_gib": gib(plan.graphs),
+        "overhead_gib": gib(plan.overhead),
+        "kv_cache_gib": gib(plan.kv_bytes),
+        "kv_bytes_per_token": round(plan.capacity.bytes_per_token, 2),
+        "kv_cache_tokens": plan.capacity.tokens,
+        "block_tokens": plan.capacity.block_tokens,
+        "max_concurrency": round(plan.capacity.max_concurrency, 2),
+        "planned_gpu_bytes": plan.planned_gpu_bytes,
+        "expected_error_pct": round(plan.expected_error_pct, 2),
+        "expected_overhead_error_gib": plan.expected_overhead_gib,
+    }
+    return dict(values)
