@@ -1,6 +1,6 @@
 # Copyright: the Metalserve authors
 # SPDX-License-Identifier: Apache-2.0
-"""Build the node agent on the controller and copy it where it differs. Documented in plugins/modules/agent_bundle.py."""
+"""Build the node agent on the controller and copy it where it differs. See plugins/modules/agent_bundle.py."""
 
 from __future__ import annotations
 

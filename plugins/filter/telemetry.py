@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
+from ansible_collections.metal.serve.plugins.module_utils.telemetry import contract as _contract
 from ansible_collections.metal.serve.plugins.module_utils.telemetry import targets as _targets
 
 NAMES = ("metalserve_address", "ansible_host", "metalserve_expected_gpus", "metalserve_accelerator")
@@ -44,9 +45,19 @@ def agent_settings(
     return _targets.agent_settings(plans, host, known, **settings)
 
 
+def known_since(metric: str, version: str) -> bool:
+    """Return whether an engine of ``version`` exports ``metric``; True where no version is said."""
+    return not version or _contract.known_since(metric, version)
+
+
 class FilterModule:
     """Offer the filters to Ansible."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Return the filters by name."""
-        return {"scrape_targets": scrape_targets, "expected": expected, "agent_settings": agent_settings}
+        return {
+            "scrape_targets": scrape_targets,
+            "expected": expected,
+            "agent_settings": agent_settings,
+            "known_since": known_since,
+        }

@@ -1,6 +1,8 @@
 # Copyright: the Metalserve authors
 # SPDX-License-Identifier: Apache-2.0
-"""What Prometheus scrapes and what must be there, from the inventory alone: no host is asked, so a dead one changes nothing.
+"""What Prometheus scrapes and what must be there, from the inventory alone.
+
+No host is asked, so a dead one (or --limit) changes nothing.
 
 The same values give the scrape targets, the expected counts that the rules compare with, and the agent's settings.
 """
@@ -77,7 +79,7 @@ def expected(
     hosts: Mapping[str, Host],
     dcgm: bool,
 ) -> dict[str, Any]:
-    """Return what the inventory promises: targets by job, replicas by pool, GPUs by node (only nodes that say a number).
+    """Return what the inventory promises: targets by job, replicas by pool, GPUs by node.
 
     GPU nodes without ``metalserve_expected_gpus`` are counted by what their replicas take, as far as that is known.
     """
