@@ -95,14 +95,17 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ansible_collections.metal.serve.plugins.module_utils.hardware.collect import read_live
+from ansible_collections.metal.serve.plugins.module_utils.hardware.registry import choose
 from ansible_collections.metal.serve.plugins.module_utils.planner.errors import PlanError
 from ansible_collections.metal.serve.plugins.module_utils.planner.hostfacts import parse_node
 from ansible_collections.metal.serve.plugins.module_utils.planner.replica import replica_plans
+from ansible_collections.metal.serve.plugins.module_utils.planner.weights import parse_index
 
 
-def read_config(root: str, model: str, revision: str) -> Any:
-    """Return config.json of a model in the store, None where it is not there. Raises PlanError when it is no JSON."""
-    path = os.path.join(root, model, revision, "config.json")
+def read_json(root: str, model: str, revision: str, name: str) -> Any:
+    """Return a JSON file of a model in the store, None where it is not there. Raises PlanError when it is no JSON."""
+    path = os.path.join(root, model, revision, name)
     try:
         with open(path, encoding="utf-8") as stream:
             return json.load(stream)
@@ -112,16 +115,10 @@ def read_config(root: str, model: str, revision: str) -> Any:
         raise PlanError(f"{path} cannot be read as JSON ({error}); put the model there again.") from None
 
 
-def memory_total_bytes() -> int:
-    """Return the memory of this machine in bytes, 0 where /proc/meminfo does not say."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as stream:
-            for line in stream:
-                if line.startswith("MemTotal:"):
-                    return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        return 0
-    return 0
+def runs_on(plan: dict[str, Any], node: str) -> bool:
+    """Return whether a pool has an engine on this node, as a replica's head or as a further node of it."""
+    members = [member["host"] for group in (plan.get("node_groups") or {}).values() for member in group]
+    return node in members or any(replica["host"] == node for replica in plan.get("replicas", []))
 
 
 def main() -> None:
@@ -141,14 +138,18 @@ def main() -> None:
     )
     p = module.params
     try:
-        plans = [plan for plan in p["pool_plans"] if any(r["host"] == p["node"] for r in plan.get("replicas", []))]
+        plans = [plan for plan in p["pool_plans"] if runs_on(plan, p["node"])]
         revisions: dict[str, str] = {}
         configs: dict[str, Any] = {}
+        indexes: dict[str, int] = {}
         unknown: list[str] = []
         for plan in plans:
             model = str(plan["model"])
             revisions[model] = str((p["models"].get(model) or {}).get("revision", ""))
-            config = read_config(p["model_root"], model, revisions[model])
+            config = read_json(p["model_root"], model, revisions[model], "config.json")
+            index = read_json(p["model_root"], model, revisions[model], "model.safetensors.index.json")
+            if index is not None:
+                indexes[model] = parse_index(index)
             if config is None:
                 config = p["model_configs"].get(model)
             if config is None:
@@ -160,9 +161,10 @@ def main() -> None:
                 f"config.json of {', '.join(sorted(set(unknown)))} is not below {p['model_root']}; put the model on "
                 "the node first (ansible-playbook site.yml --tags models)."
             )
-        known = [plan for plan in plans if plan["model"] in configs]
-        facts = p["facts"] or {"gpus": [], "memory_total_bytes": memory_total_bytes()}
-        planned = replica_plans(p["pools"], known, p["node"], p["accelerator"], parse_node(facts), configs, revisions)
+        facts = p["facts"] or read_live(choose(["base"])).to_dict()
+        planned = replica_plans(
+            p["pools"], p["pool_plans"], p["node"], p["accelerator"], parse_node(facts), configs, revisions, indexes
+        )
     except PlanError as error:
         module.fail_json(msg=str(error), ways_out=error.ways_out)
     for model in sorted(set(unknown)):

@@ -158,8 +158,11 @@ def decide(
     max_model_len: int,
     prefill_tokens_per_s: float,
     fixed: Mapping[str, Any],
+    queue_limit: int | None = None,
 ) -> Batching:
     """Return the batching of one replica out of ``replicas`` that share the load.
+
+    ``queue_limit``: the pool's own ``queue``, None where it does not say.
 
     ``fixed`` is the pool's ``settings``: a value there wins. ``prefill_tokens_per_s`` bounds how fast a queue drains.
     """
@@ -229,6 +232,9 @@ def decide(
         f"the smaller of {QUEUE_LIMIT} and what {QUEUE_DRAIN_S} s of prefill at {prefill_tokens_per_s:g} tokens/s can "
         f"work off ({drains} prompts of {mean_prompt:.0f} tokens); see {DOC}#queue"
     )
+    if queue_limit is not None:
+        queue = queue_limit
+        reasons["admission.queue"] = "the pool's queue says so"
     reasons["admission.max_in_flight"] = f"max_num_seqs {seqs} + queue {queue}; see {DOC}#queue"
     return Batching(
         max_num_batched_tokens=batched,

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ansible_collections.metal.serve.plugins.module_utils.common.sizes import GIB, MIB
 from ansible_collections.metal.serve.plugins.module_utils.planner.errors import PlanError
 
 
@@ -30,9 +29,9 @@ class Node:
 
     gpus: tuple[Gpu, ...] = ()
     memory_bytes: int = 0
-    cpu_count: int = 0
     numa_cpus: tuple[tuple[int, str], ...] = ()
-    nvlink: tuple[tuple[int, int], ...] | None = None
+    links: tuple[tuple[str, ...], ...] | None = None
+    """Row by row how GPU i reaches GPU j (NV18, PIX, PHB, NODE, SYS, X); None where it was not read."""
 
 
 def _int(value: Any) -> int | None:
@@ -71,15 +70,39 @@ def parse_node(facts: Any, where: str = "facts") -> Node:
                 cpus=str(gpu.get("local_cpus") or ""),
             )
         )
+    return Node(gpus=tuple(gpus), memory_bytes=_memory(facts), numa_cpus=_numa(facts), links=_links(facts, len(gpus)))
+
+
+def _memory(facts: Mapping[str, Any]) -> int:
+    """Return the host's memory in bytes, 0 where the facts do not say."""
     memory = facts.get("memory")
-    memory_bytes = _int(facts.get("memory_total_bytes")) or 0
-    if not memory_bytes and isinstance(memory, Mapping):
-        memory_bytes = _int(memory.get("total_bytes")) or (_int(memory.get("total_kib")) or 0) * 1024
-    if not memory_bytes:
-        memory_bytes = (_int(facts.get("memory_total_mib")) or 0) * MIB
-    return Node(gpus=tuple(gpus), memory_bytes=memory_bytes)
+    if isinstance(memory, Mapping):
+        return (_int(memory.get("total_kib")) or 0) * 1024
+    return _int(facts.get("memory_total_bytes")) or 0
 
 
-def default_memory(node: Node) -> int:
-    """Return the host memory in bytes, 8 GiB where it is unknown."""
-    return node.memory_bytes or 8 * GIB
+def _numa(facts: Mapping[str, Any]) -> tuple[tuple[int, str], ...]:
+    """Return (node, processors) of each NUMA node that has processors."""
+    numa = facts.get("numa")
+    nodes = numa.get("nodes") if isinstance(numa, Mapping) else None
+    found = []
+    for node in nodes or []:
+        number = _int(node.get("id")) if isinstance(node, Mapping) else None
+        if number is not None and node.get("cpu_list"):
+            found.append((number, str(node["cpu_list"])))
+    return tuple(found)
+
+
+def _links(facts: Mapping[str, Any], count: int) -> tuple[tuple[str, ...], ...] | None:
+    """Return how each GPU reaches each other one (NV18, PIX, SYS, X), None where it was not read."""
+    topology = facts.get("topology")
+    matrix = topology.get("matrix") if isinstance(topology, Mapping) else None
+    if not isinstance(matrix, Mapping) or not matrix:
+        return None
+    rows = []
+    for row in range(count):
+        cells = matrix.get(f"GPU{row}")
+        if not isinstance(cells, Mapping):
+            return None
+        rows.append(tuple(str(cells.get(f"GPU{column}", "")) for column in range(count)))
+    return tuple(rows)

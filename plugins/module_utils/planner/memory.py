@@ -25,8 +25,10 @@ MIB = 1024**2
 DEFAULT_UTIL = 0.92
 """vLLM 0.26's own default of gpu_memory_utilization (config/cache.py)."""
 
+CONTEXT_BYTES = int(0.53 * GIB)
+"""What CUDA holds before the engine asks for anything: 0.51 GiB measured on the H200 (139.80 - 139.29)."""
+
 MLA_PREFILL_TOKENS = 64 * 1024
-PROFILED_GRAPH_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class MemoryPlan:
     non_torch: int
     graphs: int
     graphs_inside: bool
+    uncounted: int
     kv_bytes: int
     capacity: kv.KvCapacity
     runner: str
@@ -86,8 +89,8 @@ class MemoryPlan:
 
     @property
     def planned_gpu_bytes(self) -> int:
-        """Return what the whole replica will hold of the GPU, graphs included."""
-        return self.requested if self.graphs_inside else self.requested + self.graphs
+        """Return what the process will hold of the GPU: the CUDA context, what was asked for, and what comes on top."""
+        return CONTEXT_BYTES + self.requested + (0 if self.graphs_inside else self.graphs) + self.uncounted
 
 
 def cuda_total(gpu_name: str, total_mib: int, reserved_mib: float | None) -> tuple[int, bool]:
@@ -224,6 +227,16 @@ def graph_bytes(shape: ModelShape, given: MemoryInput, fitted: EngineConstants) 
     return int((graphs * fitted.graph_mib + nodes * fitted.graph_node_mib) * MIB) + pool
 
 
+def uncounted_bytes(shape: ModelShape, seqs: int) -> int:
+    """Return what the second model runner allocates and its profile does not count: token counts for penalties.
+
+    v1/worker/gpu/sample/penalties.py: one int32 per sequence and vocabulary entry, and two bit masks.
+    """
+    if runner_of(shape) == "first":
+        return 0
+    return seqs * shape.vocab * 4 + 2 * seqs * math.ceil(shape.vocab / 32) * 4
+
+
 def predict(shape: ModelShape, given: MemoryInput) -> MemoryPlan:
     """Return the memory of one GPU under ``given``. Raises PlanError for values that no engine would take.
 
@@ -311,6 +324,7 @@ def predict(shape: ModelShape, given: MemoryInput) -> MemoryPlan:
         non_torch=non_torch,
         graphs=graphs,
         graphs_inside=inside,
+        uncounted=uncounted_bytes(shape, given.max_num_seqs),
         kv_bytes=max(0, left),
         capacity=held,
         runner=runner_of(shape),

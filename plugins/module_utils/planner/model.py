@@ -93,6 +93,8 @@ class ModelShape:
     norms_per_layer: int = 2
     rotary_dim: int = 0
     rope_scaling: bool = False
+    context_limit: int = 0
+    """Longest context that the model was made for, rope scaling counted; 0 where config.json does not say."""
     sliding_window: int = 0
     layer_kinds: tuple[str, ...] = ()
     experts: Experts | None = None
@@ -126,6 +128,20 @@ def _whole(config: Mapping[str, Any], name: str, default: int | None = None, low
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise PlanError(f"config.json has {name} = {value!r}; it must be a whole number, {low} or more.")
     return value
+
+
+def _context_limit(config: Mapping[str, Any], positions: int) -> int:
+    """Return the longest context with rope scaling counted, as vLLM derives it (config/model.py)."""
+    rope = config.get("rope_scaling") or config.get("rope_parameters")
+    if not isinstance(rope, Mapping):
+        return positions
+    kind = str(rope.get("rope_type") or rope.get("type") or "default")
+    factor = rope.get("factor")
+    if kind in ("default", "su", "longrope", "llama3", "mrope") or not isinstance(factor, (int, float)):
+        return positions
+    original = rope.get("original_max_position_embeddings")
+    base = original if kind == "yarn" and isinstance(original, int) else positions
+    return max(positions, int(base * factor))
 
 
 def _first(config: Mapping[str, Any], *names: str) -> Any:
@@ -387,6 +403,7 @@ def parse_config(config: Any) -> ModelShape:
         norms_per_layer=4 if kind.startswith(("gemma2", "gemma3")) else 2,
         rotary_dim=rotary,
         rope_scaling=isinstance(rope, Mapping) and bool(rope),
+        context_limit=_context_limit(config, _whole(config, "max_position_embeddings", 0)),
         sliding_window=window,
         layer_kinds=_layer_kinds(config, layers, window, kind),
         experts=experts,

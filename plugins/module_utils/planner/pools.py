@@ -165,7 +165,10 @@ def pool_plan(
         "tokens a second, 1 or more",
     )
     load = batching.parse_workload(spec.get("workload"), f"{where}.workload")
-    batch = batching.decide(load, accelerator, len(replicas), max_model_len, prefill, settings)
+    queue = spec.get("queue")
+    if queue is not None:
+        queue = number(queue, f"{where}.queue", 0, "a whole number of requests, 0 or more", whole=True)
+    batch = batching.decide(load, accelerator, len(replicas), max_model_len, prefill, settings, queue)
     stream = spec.get("longest_stream_s", times.DEFAULT_LONGEST_STREAM_S)
     number(stream, f"{where}.longest_stream_s", 1, "seconds, 1 or more")
     chain = times.derive(engine, stream, max_model_len, prefill, batch.queue_wait_s)

