@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import stat
 from collections.abc import Mapping
 from typing import Any
@@ -31,6 +32,8 @@ from ansible_collections.metal.serve.plugins.module_utils.inventory.view import 
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
+REFERENCE = re.compile(r"\{\{\s*([A-Za-z_]\w*)\s*\}\}")
+
 try:  # where a value was written; not a public interface, so do without where it has gone
     from ansible._internal._datatag._tags import Origin
 except ImportError:
@@ -48,12 +51,13 @@ def _origin(*values: Any) -> str:
     return ""
 
 
-def _origins(name: str, value: Any) -> dict[Path, str]:
-    """Return where each place inside a value was written."""
+def _origins(name: str, value: Any, raw: Mapping[str, Any]) -> dict[Path, str]:
+    """Return where each place inside a value was written; a mere reference leads to what it refers to."""
     found: dict[Path, str] = {}
 
     def visit(path: Path, item: Any, key: Any) -> None:
-        place = _origin(item, key)
+        refers = REFERENCE.fullmatch(item) if isinstance(item, str) else None
+        place = _origin(raw.get(refers.group(1)) if refers else None, item, key)
         if place:
             found[path] = place
         if isinstance(item, Mapping):
@@ -95,7 +99,7 @@ class _Reader:
         if known is not None:
             return known[1]
         key = BY_NAME.get(name)
-        here = Variable(name, self._resolve(name, value, raw), _origins(tagged, value), name in self._command_line)
+        here = Variable(name, self._resolve(name, value, raw), _origins(tagged, value, raw), name in self._command_line)
         if (key is not None and key.scope != HOST) or not self._templar.is_template(value):
             self._known[(name, id(value))] = (value, here)  # holding the value keeps its id taken
         return here
@@ -114,6 +118,11 @@ class _Reader:
 
     def _leaf(self, value: Any, raw: Mapping[str, Any]) -> Any:
         """Resolve one text or encrypted value."""
+        if isinstance(value, str):
+            refers = REFERENCE.fullmatch(value)
+            plain = raw.get(refers.group(1)) if refers else value  # most templates only name another variable
+            if isinstance(plain, str) and not self._templar.is_possibly_template(plain):
+                return str(plain)
         encrypted = type(value).__name__ == "EncryptedString"
         try:
             templar = self._templar.copy_with_new_env(available_variables={**raw, "hostvars": self._hostvars})
@@ -180,7 +189,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         reader = _Reader(hostvars, self._templar, roles)
         groups = {str(name): [host.name for host in group.get_hosts()] for name, group in manager.groups.items()}
         children = {str(name): [child.name for child in group.child_groups] for name, group in manager.groups.items()}
-        return Inventory(groups, children, {str(host): reader.variables(host) for host in manager.hosts})
+        sources = [os.path.relpath(source) if os.path.exists(source) else source for source in manager._sources]
+        return Inventory(
+            groups, children, {str(host): reader.variables(host) for host in manager.hosts}, ", ".join(sources)
+        )
 
 
 def _role_options() -> dict[str, dict[str, Key]]:

@@ -35,26 +35,31 @@ class Knob:
             return not vllm or vllm >= self.since
         return bool(self.gone_in and vllm and vllm < self.gone_in)
 
-    def right(self) -> str:
-        """Return what to do, and what each engine has, in one text."""
-        engines = (("vLLM", self.vllm), ("SGLang", self.sglang), ("Triton with vLLM", self.triton))
-        real = "; ".join(f"{name}: {text}" for name, text in engines if text)
-        return f"{self.instead}. {real}." if real else f"{self.instead}."
+    def right(self, engine: str = "") -> str:
+        """Return what to do, and what each engine has (or the one of this kind), in one text."""
+        engines = (
+            ("vllm", "vLLM", self.vllm),
+            ("sglang", "SGLang", self.sglang),
+            ("triton_vllm", "Triton with vLLM", self.triton),
+        )
+        chosen = [entry for entry in engines if entry[0] == engine] or engines
+        real = "; ".join(f"{name} has: {text}" for _kind, name, text in chosen if text)
+        return f"{self.instead}. {real}" if real else self.instead
 
 
 _DELAY = Knob(
     why="no LLM engine waits to fill a batch: new requests join at every step",
     instead="remove it",
-    vllm="nothing like it; nearest is prefill_schedule_interval (0.33)",
+    vllm="nothing like it, the nearest is prefill_schedule_interval (0.33)",
     sglang="prefill_delayer_max_delay_ms (with DP attention) or prefill_decode_interval",
-    triton="max_queue_delay_microseconds exists, but cannot apply: the vLLM backend forces max_batch_size 0",
+    triton="max_queue_delay_microseconds, but it cannot apply, for the vLLM backend forces max_batch_size 0",
 )
 _WINDOW = Knob(
     why="no LLM engine has a batching window: each step's batch is put together anew",
     instead="remove it; how much one step may hold is settings.max_num_batched_tokens",
     vllm="max_num_batched_tokens",
     sglang="chunked_prefill_size",
-    triton="max_num_batched_tokens in model.json; Triton's dynamic_batching cannot apply to the vLLM backend",
+    triton="max_num_batched_tokens in model.json; dynamic_batching cannot apply to the vLLM backend",
 )
 _BATCH_TOKENS = Knob(
     why="no engine has an option of this name",
@@ -68,14 +73,14 @@ _BATCH_COUNT = Knob(
     instead="write settings.max_num_seqs in the pool, or leave it to the plan",
     vllm="max_num_seqs",
     sglang="max_running_requests",
-    triton="max_num_seqs in model.json; config.pbtxt max_batch_size is forced to 0",
+    triton="max_num_seqs in model.json (max_batch_size is forced to 0)",
 )
 _IDLE = Knob(
     why="no engine has an option of this name",
     instead="remove it: the plan derives all idle times (times.engine_keepalive_s stays above the gateway's)",
-    vllm="environment variable VLLM_HTTP_TIMEOUT_KEEP_ALIVE, 5 s unless set",
-    sglang="environment variable SGLANG_TIMEOUT_KEEP_ALIVE, 5 s unless set",
-    triton="5 s, built into its OpenAI frontend",
+    vllm="the environment variable VLLM_HTTP_TIMEOUT_KEEP_ALIVE, 5 s unless set",
+    sglang="the environment variable SGLANG_TIMEOUT_KEEP_ALIVE, 5 s unless set",
+    triton="5 s built into its OpenAI frontend",
 )
 _HEARTBEAT = Knob(
     why="no engine has an option of this name",
@@ -87,9 +92,9 @@ _HEARTBEAT = Knob(
 _PENDING = Knob(
     why="no engine limits pending connections",
     instead="write queue in the pool: the gateway answers 429 above it (default 100 for each replica)",
-    vllm="max_num_queued_reqs, from 0.29 on; it counts waiting and running requests",
+    vllm="max_num_queued_reqs from 0.29 on, which counts waiting and running requests",
     sglang="max_queued_requests",
-    triton="max_queue_size never sees the vLLM backend's queue",
+    triton="nothing, for max_queue_size never sees the vLLM backend's queue",
 )
 _LONG = Knob(
     why="no engine has such a switch: connections are kept open as long as the idle times allow",
@@ -98,7 +103,7 @@ _LONG = Knob(
 _PREEMPTION = Knob(
     why="the choice is gone: a preempted request is always computed again",
     instead="remove it",
-    vllm="scheduling_policy: priority, and a priority in the request",
+    vllm="scheduling_policy: priority, with a priority in each request",
     sglang="enable_priority_scheduling and priority_scheduling_preemption_threshold",
     triton="scheduling_policy in model.json",
 )

@@ -50,7 +50,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Setting:
-    """A variable with the hosts that have exactly this value, in inventory order."""
+    """A variable with the hosts that have exactly this value from the same place, in inventory order."""
 
     variable: Variable
     hosts: tuple[str, ...]
@@ -61,12 +61,13 @@ class Inventory:
     """What the checks look at. Nothing here was asked from a host.
 
     ``groups`` maps each group to all its hosts, those of child groups included; ``children`` maps each group to its
-    direct child groups; ``variables`` maps each host to its variables.
+    direct child groups; ``variables`` maps each host to its variables. ``source`` says where the inventory stands.
     """
 
     groups: Mapping[str, Sequence[str]]
     children: Mapping[str, Sequence[str]]
     variables: Mapping[str, Mapping[str, Variable]]
+    source: str = "the inventory"
 
     @classmethod
     def of(
@@ -97,27 +98,20 @@ class Inventory:
         return default if found is None else found.value
 
     def settings(self) -> dict[str, list[Setting]]:
-        """Return every variable with its different values and the hosts that have each."""
-        buckets: dict[str, list[tuple[Variable, list[str]]]] = {}
+        """Return every variable with its different values and the hosts that have each; 1 and true are different."""
         by_identity: dict[tuple[str, int], list[str]] = {}
+        by_value: dict[tuple[str, str, str, bool], tuple[Variable, list[str]]] = {}
         for host, known in self.variables.items():
             for name, variable in known.items():
                 hosts = by_identity.get((name, id(variable)))
                 if hosts is None:
-                    hosts = self._bucket(buckets.setdefault(name, []), variable)
-                    by_identity[(name, id(variable))] = hosts
+                    same = (name, repr(variable.value), variable.origin(()), variable.command_line)
+                    hosts = by_identity[(name, id(variable))] = by_value.setdefault(same, (variable, []))[1]
                 hosts.append(host)
-        return {name: [Setting(variable, tuple(hosts)) for variable, hosts in found] for name, found in buckets.items()}
-
-    @staticmethod
-    def _bucket(found: list[tuple[Variable, list[str]]], variable: Variable) -> list[str]:
-        """Return the host list of an equal value (type included: 1 is not true), or of a new one."""
-        for other, hosts in found:
-            if other.command_line == variable.command_line and repr(other.value) == repr(variable.value):
-                return hosts
-        hosts = []
-        found.append((variable, hosts))
-        return hosts
+        found: dict[str, list[Setting]] = {}
+        for variable, hosts in by_value.values():
+            found.setdefault(variable.name, []).append(Setting(variable, tuple(hosts)))
+        return found
 
 
 @dataclass(frozen=True)

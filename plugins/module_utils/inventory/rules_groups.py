@@ -25,7 +25,13 @@ from ansible_collections.metal.serve.plugins.module_utils.inventory.view import 
 def main_groups(view: View) -> None:
     """The groups engines, gateways and monitors exist and have hosts."""
     if not view.inventory.hosts:
-        view.add("inventory", "", "has no hosts", "give the path of an inventory that has some: -i inventory/<name>")
+        view.add(
+            "inventory",
+            "",
+            "has no hosts",
+            "give the path of one that has some: -i inventory/<name>",
+            view.inventory.source,
+        )
         return
     for group in MAIN_GROUPS:
         if view.inventory.group(group):
@@ -41,7 +47,7 @@ def main_groups(view: View) -> None:
         also = " (a gateway will do)" if group == "monitors" else ""
         right = f"rename the group {near} to {group}" if near else f"put at least one host into it: {what[group]}{also}"
         severity = ERROR if group == "engines" else view.lenient()
-        view.add(f"group {group}", "", state, right, where=f"group {group}", severity=severity)
+        view.add(f"group {group}", "", state, right, where=view.inventory.source, severity=severity)
 
 
 def pool_groups(view: View) -> None:
@@ -103,7 +109,7 @@ def pool_groups(view: View) -> None:
                 "",
                 "is a child of engines, but no pool of this name is described",
                 right,
-                where=f"group {group}",
+                where=view.inventory.source,
             )
     in_pools = {host for pool in pools if isinstance(pool, str) for host in inventory.group(pool)}
     idle = [host for host in inventory.group("engines") if host not in in_pools]
@@ -137,6 +143,6 @@ def other_empty_groups(view: View) -> None:
                 "",
                 "is empty",
                 "put a host into it, or remove it",
-                where=f"group {group}",
+                where=view.inventory.source,
                 severity=WARNING,
             )

@@ -11,7 +11,7 @@ from ansible_collections.metal.serve.plugins.module_utils.inventory.model import
     ERROR,
     WARNING,
 )
-from ansible_collections.metal.serve.plugins.module_utils.inventory.schema import OS_VARIABLES
+from ansible_collections.metal.serve.plugins.module_utils.inventory.schema import OS_VARIABLES, PLACEHOLDER
 from ansible_collections.metal.serve.plugins.module_utils.inventory.values import show
 from ansible_collections.metal.serve.plugins.module_utils.inventory.view import (
     AUDIT,
@@ -20,14 +20,25 @@ from ansible_collections.metal.serve.plugins.module_utils.inventory.view import 
 )
 
 
+def placeholders(view: View) -> None:
+    """How hosts are reached is no longer what the example says."""
+    for name, right in (
+        ("ansible_host", "write the host's address, such as 10.0.0.11"),
+        ("ansible_user", "write the login of the hosts, a user who may use sudo"),
+    ):
+        for setting in view.settings.get(name, []):
+            if isinstance(setting.variable.value, str) and PLACEHOLDER in setting.variable.value:
+                view.add_at(setting, (), "is still the placeholder of the example", right)
+
+
 def addresses(view: View) -> None:
     """Engines and gateways have an address that the other hosts can reach, each its own."""
     several = len(view.served) > 1
     by_address: dict[str, list[str]] = {}
     for host in view.served:
         name = "metalserve_address" if view.inventory.get(host, "metalserve_address") is not None else "ansible_host"
-        value = view.inventory.get(host, name, host)
-        if not isinstance(value, str) or not value.strip():
+        value = text(view.inventory.get(host, name, host)).strip()
+        if not value:
             continue
         setting = view.setting_of(host, name)
         right = "write the host's private address, such as 10.0.0.11, as metalserve_address"

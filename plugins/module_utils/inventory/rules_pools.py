@@ -55,7 +55,7 @@ def _option(spec: Mapping[str, Any], name: str, value: Any) -> Iterator[Finding]
     engine, version = text(spec.get("engine")), knobs.version(spec.get("engine_version"))
     knob = knobs.KNOBS.get(bare)
     if knob is not None and not knob.real(version if engine != "sglang" else ()):
-        yield Finding((), knob.why, knob.right())
+        yield Finding((), knob.why, knob.right(engine))
         return
     if bare in knobs.POOL_KEYS_OF_SETTINGS:
         yield Finding(
@@ -145,13 +145,13 @@ def lengths(view: View) -> None:
                 show(name),
             )
         if pool not in fallbacks:
-            other = claims.setdefault((name, low, high), pool)
+            other = claims.setdefault((name, low, high or context), pool)
             if other != pool:
                 view.add_at(
                     setting,
                     (pool,),
-                    f"claims the same requests as the pool {other} (same model, same prompt bounds), so it gets none",
-                    "give one of them prompt_tokens_max, or make one the fallback of the other",
+                    f"claims the same requests as the pool {other} (same model, same longest prompt), so it gets none",
+                    "give them different max_model_len or prompt_tokens_max, or make one the fallback of the other",
                     "",
                     WARNING,
                 )

@@ -69,7 +69,7 @@ def api_keys(view: View) -> None:
                 )
             if "key" in given:
                 _judge_secret(view, setting, (index, "key"), entry["key"], f"vault_{name or '<who>'}_key")
-            if secret and secrets.setdefault(secret, index) != index:
+            if secret and not _DEFAULT_LIKE.search(secret) and secrets.setdefault(secret, index) != index:
                 view.add_at(
                     setting,
                     (index, "key"),
@@ -77,7 +77,7 @@ def api_keys(view: View) -> None:
                     "give each client a key of its own",
                     values.SECRET,
                 )
-            if secret and secret == engine_key:
+            if secret and secret == engine_key and not _DEFAULT_LIKE.search(secret):
                 view.add_at(
                     setting,
                     (index, "key"),
@@ -196,7 +196,7 @@ _RECEIVER_KINDS = [
 def alerts(view: View) -> None:
     """There is a receiver; receivers and routes fit together. Their secrets are never shown."""
     receivers = view.wide("metalserve_alert_receivers")
-    if isinstance(receivers, Unresolved):
+    if isinstance(receivers, Unresolved) or not view.inventory.hosts:
         return
     setting = view.setting("metalserve_alert_receivers")
     if not receivers:
@@ -207,7 +207,7 @@ def alerts(view: View) -> None:
                 "[]" if setting is not None else "",
                 "no alert receiver: alerts fire, but nobody gets them",
                 'add one, such as [{name: oncall, webhook_configs: [{url: "https://…"}]}]',
-                where=where or "all hosts",
+                where=where or view.inventory.source,
                 severity=WARNING,
             )
         return

@@ -28,7 +28,7 @@ from ansible_collections.metal.serve.plugins.module_utils.inventory.view import 
 _ALMOST_PREFIX = re.compile(r"\A_*metal[-_ ]?serv(e|er|ice)?s?[-_ ]", re.IGNORECASE)
 
 
-_ALSO_READ = frozenset({"ansible_host", *schema.OS_VARIABLES})
+_ALSO_READ = frozenset({"ansible_host", "ansible_user", *schema.OS_VARIABLES})
 _OPEN_ENGINE_PREFIXES = ("vllm_", "sglang_", "triton_")
 
 
@@ -159,12 +159,12 @@ def scope(view: View) -> None:
         if key.scope == INVENTORY:
             seen = {host for found in settings for host in found.hosts}
             blind = [host for host in view.served if host not in seen]
-            if len(settings) > 1:
+            if len({repr(found.variable.value) for found in settings}) > 1:
                 places = "; ".join(f"{found.variable.origin(()) or view.who(found.hosts)}" for found in settings[:4])
                 view.add_at(
                     setting,
                     (),
-                    f"has {len(settings)} different values ({places}), but must be the same for all hosts",
+                    f"has different values ({places}), but must be the same for all hosts",
                     "keep one, in group_vars/all.yml",
                     values.SECRET if key.secret else None,
                 )
@@ -207,4 +207,4 @@ def required(view: View) -> None:
             )
         else:
             right = "describe at least one in group_vars/all.yml; inventory/example shows how"
-        view.add(key.name, "", "is missing", right, where="all hosts", severity=view.lenient())
+        view.add(key.name, "", "is missing", right, where=view.inventory.source, severity=view.lenient())

@@ -77,6 +77,9 @@ class Key:
 
 ENGINES = ("vllm", "sglang", "triton_vllm")
 ACCELERATORS = ("nvidia", "cpu")
+PLACEHOLDER = "CHANGE_ME"
+"""Stands in inventory/example where a value is the site's own; validate refuses it wherever it is left."""
+
 OS_VARIABLES = ("metalserve_os_family", "ansible_os_family", "ansible_distribution")
 MAIN_GROUPS = ("engines", "gateways", "monitors")
 
@@ -175,7 +178,7 @@ CONTAINER = (
     ),
     Key("memory_swap", "size", "Memory plus swap of one replica's container, so at least `memory`.", example="90G"),
     Key("shm", "size", "Size of /dev/shm; more than one GPU per replica needs at least 1G.", example="16G"),
-    Key("nofile", "int", "Open files in the container.", default=1048576, low=1024, high=1048576),
+    Key("ipc_mode", "str", "Shared memory of its own, or the host's.", default="private", choices=("private", "host")),
 )
 
 POOL = (
@@ -196,6 +199,7 @@ POOL = (
         "Image of the engine, by digest.",
         required=True,
         empty=False,
+        hint="registry/name@sha256: and 64 hexadecimal digits",
         example="10.0.0.5:5000/vllm-openai@sha256:…",
     ),
     Key("served_name", "str", "Model name that clients send; default: `model`.", empty=False),
@@ -385,7 +389,7 @@ TLS = (
         "names",
         "list",
         "Names that the certificate is for.",
-        each=Key("", "str", "", empty=False),
+        each=Key("", "str", "", empty=False, hint="a host name", example="llm.example.com"),
         example="[llm.example.com]",
     ),
 )

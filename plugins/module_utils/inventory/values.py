@@ -15,7 +15,7 @@ from typing import Any
 from ansible_collections.metal.serve.plugins.module_utils.common.sizes import parse_size
 from ansible_collections.metal.serve.plugins.module_utils.inventory import knobs
 from ansible_collections.metal.serve.plugins.module_utils.inventory.model import Path, Unresolved, dotted
-from ansible_collections.metal.serve.plugins.module_utils.inventory.schema import UNSET, Key
+from ansible_collections.metal.serve.plugins.module_utils.inventory.schema import PLACEHOLDER, UNSET, Key
 
 SHOWN = 70
 """Longest text of a value that the report shows."""
@@ -110,6 +110,12 @@ def kind(value: Any) -> str:
     return {"date": "a date", "datetime": "a date and time", "bytes": "raw bytes"}.get(
         type(value).__name__, f"a {type(value).__name__}"
     )
+
+
+def unfilled(key: Key) -> str:
+    """Return what to write instead of a placeholder."""
+    example = f", such as {key.example}" if key.example else ""
+    return f"write {key.hint or key.description[:1].lower() + key.description[1:].rstrip('.')}{example}"
 
 
 def walk(key: Key, value: Any, path: Path = (), command_line: bool = False) -> Iterator[Finding]:
@@ -229,7 +235,9 @@ def _scalar(key: Key, value: Any, path: Path) -> Iterator[Finding]:
         except ValueError:
             yield Finding(path, "is not a size", "write bytes, or a number with K, M, G or T behind it, such as 88G")
     if key.type == "str":
-        if not key.empty and not value.strip():
+        if PLACEHOLDER in value and not key.secret:
+            yield Finding(path, "is still the placeholder of the example", unfilled(key))
+        elif not key.empty and not value.strip():
             yield Finding(
                 path,
                 "is empty text",

@@ -21,9 +21,10 @@ from ansible_collections.metal.serve.plugins.module_utils.inventory.model import
 )
 from ansible_collections.metal.serve.plugins.module_utils.inventory.schema import (
     MAIN_GROUPS,
+    PLACEHOLDER,
     Key,
 )
-from ansible_collections.metal.serve.plugins.module_utils.inventory.values import Finding, show
+from ansible_collections.metal.serve.plugins.module_utils.inventory.values import Finding, listed, show
 
 SITE, AUDIT = "site", "audit"
 PURPOSES = (SITE, "plan", "redeploy", AUDIT)
@@ -51,7 +52,7 @@ class View:
         self.settings = inventory.settings()
         self.served = self._main_hosts()
         self._by_host: dict[str, dict[str, Setting]] = {}
-        self._found: dict[tuple[str, str, str, str, str, str], list[str]] = {}
+        self._found: dict[tuple[str, str, str, str, str], dict[str, list[str]]] = {}
         self.pools = self._map("metalserve_pools")
         self.models = self._map("metalserve_models")
 
@@ -112,7 +113,8 @@ class View:
         severity: str = ERROR,
     ) -> None:
         """Note a problem. The same one on further hosts is told once, with all of them."""
-        known = self._found.setdefault((variable, value, problem, right, where, severity), [])
+        places = self._found.setdefault((variable, value, problem, right, severity), {})
+        known = places.setdefault(where, [])
         known.extend(host for host in hosts if host not in known)
 
     def add_finding(self, setting: Setting, finding: Finding, secret: bool = False) -> None:
@@ -145,11 +147,25 @@ class View:
     def problems(self) -> list[Problem]:
         """Return all problems: errors first, then by place and name."""
         found = []
-        for (variable, value, problem, right, where, severity), hosts in self._found.items():
+        for (variable, value, problem, right, severity), places in self._found.items():
+            hosts = list(dict.fromkeys(host for some in places.values() for host in some))
+            where = _places([place for place in places if place])
             who = "" if not hosts or (where and set(hosts) >= set(self.inventory.hosts)) else self.who(hosts)
             place = f"{where} ({who})" if where and who else where or who
             found.append(Problem(variable, value, problem, right, place, severity))
         return sorted(found, key=_order)
+
+
+def _places(places: Sequence[str], most: int = 10) -> str:
+    """Return places in one text, the lines of a file together: ``hosts.yml:19, 20 and 23``."""
+    files: dict[str, list[str]] = {}
+    for place in places[:most]:
+        file, _unused, line = place.rpartition(":")
+        known = files.setdefault(file if file and line.isdigit() else place, [])
+        if file and line.isdigit():
+            known.append(line)
+    shown = [f"{file}:{listed(lines, 'and')}" if lines else file for file, lines in files.items()]
+    return "; ".join(shown) + (f" and {len(places) - most} more places" if len(places) > most else "")
 
 
 def _order(problem: Problem) -> tuple[Any, ...]:
@@ -178,8 +194,8 @@ def whole(value: Any, default: int | None = None) -> int | None:
 
 
 def text(value: Any) -> str:
-    """Return a text, or an empty one for anything else."""
-    return value if isinstance(value, str) else ""
+    """Return a text; an empty one for anything else, and for a placeholder, which values.py has refused."""
+    return value if isinstance(value, str) and PLACEHOLDER not in value else ""
 
 
 def setting_or(setting: Setting | None) -> Setting:
