@@ -14,30 +14,49 @@ description:
     and returns them as one value.
   - Each reading has its own time limit. One that fails, hangs or is denied costs its own facts
     and is named in RV(host_facts.probes).
-  - Reads only. A value of V(null) means that it is not known, never that it is not there.
+  - A value of V(null) means that it is not known, never that it is not there.
 options:
   subset:
     description:
       - Groups of facts to read.
       - V(base) stands for V(cgroup), V(cpu), V(driver), V(gpu), V(kernel), V(limits), V(memory), V(numa), V(os), V(pci)
-        and V(sysctl); V(all) for everything. A group's name stands for itself.
+        and V(sysctl); V(all) for everything. A group's name stands for itself, a probe's name for that probe.
       - Facts that were not asked for have probes in the state V(not_collected).
     type: list
     elements: str
     default: [base]
   timeout:
-    description: Seconds that the whole reading may take.
+    description: Seconds that the whole reading may take, more than 0 and at most 600.
     type: float
     default: 25.0
+  root:
+    description: Folder below which this bundle keeps models and engines.
+    type: str
+    default: /var/lib/metalserve
+  from_snapshot:
+    description: Folder of a snapshot on the host to read instead of the host itself.
+    type: str
+  snapshot_dir:
+    description:
+      - Folder on the host into which everything that was read is written, masked, as a snapshot.
+      - An older snapshot there is replaced; a folder that holds something else is refused.
+      - In check mode nothing is written.
+    type: str
+  return_snapshot:
+    description: Return the files of the masked snapshot in RV(snapshot), and write nothing.
+    type: bool
+    default: false
 author:
   - The Metalserve authors (@metalserve)
 attributes:
   check_mode:
-    description: Reads only, so it does the same in check mode.
+    description: Reads alike in check mode; only O(snapshot_dir) is not written.
     support: full
   diff_mode:
-    description: Changes nothing, so there is no difference to show.
+    description: Changes nothing but O(snapshot_dir), of which no difference is shown.
     support: none
+seealso:
+  - module: metal.serve.host_snapshot
 """
 
 EXAMPLES = r"""
@@ -45,9 +64,10 @@ EXAMPLES = r"""
   metal.serve.host_facts:
   register: __engine_facts
 
-- name: Read everything
+- name: Read everything, and keep it on the host for a bug report
   metal.serve.host_facts:
     subset: [all]
+    snapshot_dir: /root/snapshot
   register: __facts
 """
 
@@ -57,12 +77,56 @@ host_facts:
   returned: always
   type: dict
   sample: {"schema_version": 1, "gpus": [{"index": 0, "memory_total_mib": 143771}], "numa": {"balancing": 0}}
+snapshot:
+  description: The files of the snapshot, path to text.
+  returned: with O(return_snapshot)
+  type: dict
+  sample: {"files/proc/sys/kernel/numa_balancing": "0"}
 """
+
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.metal.serve.plugins.module_utils.hardware.collect import DEFAULT_TIMEOUT, read_live
+from ansible_collections.metal.serve.plugins.module_utils.hardware.collect import (
+    DEFAULT_TIMEOUT,
+    LiveSource,
+    collect,
+    people,
+)
+from ansible_collections.metal.serve.plugins.module_utils.hardware.live import LiveHost
 from ansible_collections.metal.serve.plugins.module_utils.hardware.registry import choose
+from ansible_collections.metal.serve.plugins.module_utils.hardware.snapshot import (
+    SnapshotError,
+    snapshot_files,
+    write_snapshot,
+)
+
+
+def run(module: AnsibleModule) -> dict[str, Any]:
+    """Collect and return the module's result. Raises ValueError with a sentence for the user."""
+    given = module.params
+    probes = choose(given["subset"])
+    if not 0 < given["timeout"] <= 600:
+        raise ValueError(
+            f"timeout: {given['timeout']:g} is out of range; more than 0 and at most 600 seconds are right"
+        )
+    if given["from_snapshot"] and (given["snapshot_dir"] or given["return_snapshot"]):
+        raise ValueError(
+            "from_snapshot: a snapshot is read or made, not both; leave out snapshot_dir and return_snapshot"
+        )
+    source = given["from_snapshot"] or LiveSource(LiveHost(metalserve_root=given["root"].rstrip("/")))
+    collected = collect(source, probes, given["timeout"])
+    result: dict[str, Any] = {"changed": False, "host_facts": collected.facts.to_dict()}
+    if given["snapshot_dir"] or given["return_snapshot"]:
+        files = snapshot_files(collected.results, people(), as_root=collected.facts.collected_as_root)
+        if given["return_snapshot"]:
+            result["snapshot"] = files
+        if given["snapshot_dir"]:
+            result["changed"] = True
+            if not module.check_mode:
+                write_snapshot(given["snapshot_dir"], files)
+    return result
 
 
 def main() -> None:
@@ -71,20 +135,18 @@ def main() -> None:
         argument_spec={
             "subset": {"type": "list", "elements": "str", "default": ["base"]},
             "timeout": {"type": "float", "default": DEFAULT_TIMEOUT},
+            "root": {"type": "str", "default": "/var/lib/metalserve"},
+            "from_snapshot": {"type": "str"},
+            "snapshot_dir": {"type": "str"},
+            "return_snapshot": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
     try:
-        probes = choose(module.params["subset"])
-    except ValueError as error:
+        result = run(module)
+    except (SnapshotError, ValueError) as error:
         module.fail_json(msg=str(error))
-    timeout = module.params["timeout"]
-    if not 0 < timeout <= 600:
-        module.fail_json(
-            msg=f"timeout: {timeout:g} is out of range; seconds between 0 and 600 are right, for example 25"
-        )
-    facts = read_live(probes, timeout)
-    module.exit_json(changed=False, host_facts=facts.to_dict())
+    module.exit_json(**result)
 
 
 if __name__ == "__main__":

@@ -4,34 +4,53 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import time
 from typing import Callable, Optional
 
 from ansible_collections.metal.serve.plugins.module_utils.hardware import (
     parse_docker,
     parse_kernel_log,
+    parse_nginx,
     parse_nvidia,
     parse_packages,
     parse_pci,
+    parse_services,
     parse_system,
     values,
 )
 from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import (
     CdiSpec,
+    Certificate,
+    Disk,
+    Engine,
     HostFacts,
+    Model,
     NumaNode,
     Package,
     ProbeState,
+    Release,
+    Scrape,
+    find_directives,
+)
+from ansible_collections.metal.serve.plugins.module_utils.hardware.masking import (
+    mask_assignments,
+    mask_json,
+    mask_secrets,
 )
 from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import (
     ABSENT,
+    ERROR,
+    NOT_COLLECTED,
     OK,
     ProbeResult,
+    command_path,
     not_collected,
 )
+from ansible_collections.metal.serve.plugins.module_utils.hardware.probes_services import EXPORTERS
 from ansible_collections.metal.serve.plugins.module_utils.hardware.registry import PROBES
+from ansible_collections.metal.serve.plugins.module_utils.hardware.yaml_subset import load
 
 
 class Raw:
@@ -74,10 +93,7 @@ def build_facts(
     ``problems``.
     """
     facts = HostFacts(source=source)
-    facts.collected_at = collected_at or (
-        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()) if source == "live" else None
-    )
-    facts.collected_as_root = os.geteuid() == 0 if source == "live" else as_root
+    facts.collected_at, facts.collected_as_root = collected_at, as_root
     raw = Raw(results)
     for probe in PROBES:
         result = raw.result(probe.name)
@@ -494,12 +510,218 @@ def _containers(raw: Raw, facts: HostFacts) -> None:
         facts.docker.containers = sorted(containers, key=lambda one: (one.name or "", one.id))
 
 
+def _container_processes(raw: Raw, facts: HostFacts) -> None:
+    texts = raw.texts("container_processes")
+    for container in facts.docker.containers or []:
+        limits = texts.get(f"containers/{container.id}/limits")
+        if limits is not None:
+            container.limits = parse_system.parse_process_limits(limits)
+            container.limits.pid = container.pid
+        status = parse_system.key_values(texts.get(f"containers/{container.id}/status", ""), ":")
+        container.cpus_allowed, container.mems_allowed = (
+            status.get("Cpus_allowed_list"),
+            status.get("Mems_allowed_list"),
+        )
+
+
 def _cdi(raw: Raw, facts: HostFacts) -> None:
     if raw.complete("cdi_specs"):
         specs: list[CdiSpec] = [
             parse_docker.parse_cdi(origin(path), text) for path, text in sorted(raw.texts("cdi_specs").items())
         ]
         facts.cdi = specs
+
+
+def _nginx(raw: Raw, facts: HostFacts) -> None:
+    nginx = facts.nginx
+    text = raw.text("nginx_version")
+    if text is not None:
+        nginx.version, nginx.modules = parse_nginx.parse_version(text)
+    result = raw.result("nginx")
+    texts = result.texts()
+    dump = texts.get(command_path(["nginx", "-T"]))
+    files = parse_nginx.split_dump(dump) if dump is not None else {origin(path): one for path, one in texts.items()}
+    main = "/etc/nginx/nginx.conf" if dump is None and "/etc/nginx/nginx.conf" in files else None
+    if files:
+        try:
+            nginx.config = parse_nginx.parse_config(files, main)
+        except parse_nginx.BadConfig as error:
+            nginx.config_error = str(error)[:300]
+            facts.problems.append(f"nginx: {error}"[:300])
+    elif result.state == ERROR:
+        nginx.config_error = result.error[:300]
+    loaded = [one.args[0] for one in find_directives(nginx.config or [], "load_module") if one.args]
+    names = [re.sub(r"\A(?:ngx_)?|_module\Z", "", os.path.basename(path).partition(".")[0]) for path in loaded]
+    nginx.modules = sorted({*nginx.modules, *names})
+    if raw.complete("access_logs"):
+        lines = [
+            line for _path, text in sorted(raw.texts("access_logs").items()) for line in parse_nginx.failures(text, 500)
+        ]
+        nginx.access_log = lines[-500:]
+    if raw.complete("error_logs"):
+        lines = [line for _path, text in sorted(raw.texts("error_logs").items()) for line in text.splitlines()]
+        nginx.error_log = lines[-200:]
+    _certificates(raw, facts)
+
+
+def _certificates(raw: Raw, facts: HostFacts) -> None:
+    result = raw.result("certificates")
+    if result.state == NOT_COLLECTED:
+        return
+    facts.certificates = []
+    for item in result.items:
+        path = re.sub(r"\Acertificates|\.txt\Z", "", item.path)
+        if item.state == OK:
+            facts.certificates.append(parse_services.certificate(path, item.text))
+        elif path:
+            facts.certificates.append(Certificate(path, error=(item.error or item.state)[:300]))
+
+
+def _monitoring(raw: Raw, facts: HostFacts) -> None:
+    monitoring = facts.monitoring
+    texts = raw.texts("prometheus")
+    if "prometheus/rules.json" in texts:
+        monitoring.rules = parse_services.loaded_rules(texts["prometheus/rules.json"])
+    if "prometheus/targets.json" in texts:
+        monitoring.targets = parse_services.targets(texts["prometheus/targets.json"])
+    build, _error = values.json_object(texts.get("prometheus/buildinfo.json"))
+    monitoring.version = values.as_str(values.get(build, "data", "version"))
+    if raw.complete("prometheus_files"):
+        monitoring.rules_in_files = []
+        for path, text in sorted(raw.texts("prometheus_files").items()):
+            if not re.search(r"^groups:", text, re.MULTILINE):
+                continue
+            rules, error = parse_services.rules_in_file(origin(path), text)
+            monitoring.rule_files.append(origin(path))
+            monitoring.rules_in_files += rules
+            if error is not None:
+                facts.problems.append(f"{origin(path)}: {error}"[:300])
+    for path, text in sorted(raw.texts("dashboards").items()):
+        value, _error = values.json_value(text)
+        monitoring.dashboards[origin(path)] = parse_services.expressions(value)
+    for item in raw.result("scrapes").items:
+        match = re.match(r"\Ascrapes/(.+)\.prom\Z", item.path)
+        if match:
+            scrape = Scrape(match.group(1), EXPORTERS.get(match.group(1)), item.state, item.error[:300])
+            if item.state == OK:
+                parse_services.read_scrape(scrape, item.text)
+            monitoring.scrapes.append(scrape)
+
+
+def _metalserve(raw: Raw, facts: HostFacts) -> None:
+    if raw.complete("engines"):
+        facts.metalserve.engines = _engines(raw)
+        for scrape in facts.monitoring.scrapes:
+            engine = next((one for one in facts.metalserve.engines if one.replica == scrape.name), None)
+            scrape.port = engine.port if engine is not None else scrape.port
+    if raw.complete("models"):
+        facts.metalserve.models = _models(raw)
+    text = raw.text("secrets")
+    if text is not None:
+        facts.metalserve.secrets = parse_services.file_modes(text)
+    elif raw.state("secrets") == ABSENT:
+        facts.metalserve.secrets = []
+
+
+def _engines(raw: Raw) -> list[Engine]:
+    engines: dict[str, Engine] = {}
+    releases: dict[tuple[str, str], Release] = {}
+    for path, text in raw.texts("engines").items():
+        match = re.search(
+            r"/engines/([^/]+)/(current|previous|rotation\.json|releases/([^/]+)/(?:release\.json|config\.yaml))\Z",
+            path,
+        )
+        if match is None:
+            continue
+        name, what, number = match.groups()
+        engine = engines.setdefault(name, Engine(name))
+        if what == "current":
+            engine.current = text.strip()
+        elif what == "previous":
+            engine.previous = text.strip()
+        elif what == "rotation.json":
+            engine.rotation = values.json_object(text)[0]
+        else:
+            release = releases.setdefault((name, number), Release(number))
+            if what.endswith("release.json"):
+                release.release, release.error = values.json_object(masked_json(text))
+            else:
+                release.config_text = mask_secrets(mask_assignments(text))
+                config, _error = load(release.config_text)
+                release.config = config if isinstance(config, dict) else None
+    for (name, _number), release in sorted(releases.items()):
+        engines[name].releases.append(release)
+    health = {item.path: item.state for item in raw.result("engine_health").items}
+    for name, engine in engines.items():
+        current = next((one for one in engine.releases if one.hash == engine.current), None)
+        engine.port = parse_services.release_port(current.release) if current is not None else None
+        engine.health_status = health.get(f"health/{name}.txt")
+    return [engines[name] for name in sorted(engines)]
+
+
+def masked_json(text: str) -> str:
+    """Return a JSON text without secrets; one that is no JSON is returned as it is."""
+    value, error = values.json_value(text)
+    return text if error is not None else json.dumps(mask_json(value))
+
+
+def _models(raw: Raw) -> list[Model]:
+    models: dict[tuple[str, str], Model] = {}
+    for path, text in raw.texts("models").items():
+        manifest = re.search(r"/models/([^/]+)/([^/]+)\.manifest\.json\Z", path)
+        listing = re.match(r"\Astat/models/([^/]+)/([^/]+)\.txt\Z", path)
+        index = re.search(r"/models/([^/]+)/([^/]+)/[^/]+\.index\.json\Z", path)
+        match = manifest or listing or index
+        if match is None:
+            continue
+        name, revision = match.groups()
+        model = models.setdefault((name, revision), Model(name, revision))
+        if manifest:
+            model.manifest, model.manifest_error = values.json_object(text)
+        elif listing:
+            model.files = parse_services.model_files(text)
+        else:
+            model.index_files = parse_services.index_files(text)
+    return [models[key] for key in sorted(models)]
+
+
+def _network_and_time(raw: Raw, facts: HostFacts) -> None:
+    text = raw.text("sockets")
+    if text is not None:
+        facts.network.listeners = parse_services.sockets(text)
+    elif raw.texts("proc_net_tcp"):
+        found = [one for part in raw.texts("proc_net_tcp").values() for one in parse_system.parse_proc_net_tcp(part)]
+        facts.network.listeners = found
+    ports = facts.network.listeners or []
+    facts.docker.tcp_listeners = [f"{one.address}:{one.port}" for one in ports if one.process == "dockerd"]
+    text = raw.text("nft")
+    if text is not None:
+        facts.network.nft_ruleset = text
+        facts.network.nft_tables = re.findall(r"^table (\w+ [\w.-]+)", text, re.MULTILINE)
+    states = {name: unit.active_state for name, unit in facts.services.items()}
+    facts.time = parse_services.time_sync(raw.text("timedatectl"), raw.text("chrony"), states)
+
+
+def _disks_and_security(raw: Raw, facts: HostFacts) -> None:
+    result = raw.result("disks")
+    if result.state != NOT_COLLECTED and result.items:
+        facts.disks = []
+        for item in result.items:
+            path = re.sub(r"\Adisks|\.txt\Z", "", item.path)
+            path = "/" if path == "/root" else path
+            if item.state == OK:
+                facts.disks.append(parse_services.disk(path, item.text))
+            elif item.state != ABSENT:
+                facts.disks.append(Disk(path, error=(item.error or item.state)[:300]))
+    enforce = raw.line("selinux")
+    if enforce is not None:
+        facts.security.selinux = {"1": "enforcing", "0": "permissive"}.get(enforce)
+    elif raw.state("selinux") == ABSENT:
+        facts.security.selinux = "disabled"
+    armor = raw.line("apparmor")
+    facts.security.apparmor = {"Y": True, "N": False}.get(
+        armor or "", False if raw.state("apparmor") == ABSENT else None
+    )
 
 
 BUILDERS: tuple[tuple[str, Callable[[Raw, HostFacts], None]], ...] = (
@@ -517,5 +739,11 @@ BUILDERS: tuple[tuple[str, Callable[[Raw, HostFacts], None]], ...] = (
     ("services", _services),
     ("kernel log", _kernel_log),
     ("docker", _docker),
+    ("container processes", _container_processes),
     ("cdi", _cdi),
+    ("nginx", _nginx),
+    ("monitoring", _monitoring),
+    ("metalserve", _metalserve),
+    ("network and time", _network_and_time),
+    ("disks and security", _disks_and_security),
 )

@@ -7,10 +7,13 @@ A probe that fails, hangs or finds nonsense costs its own facts and nothing else
 
 from __future__ import annotations
 
+import os
+import pwd
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING, Optional
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Optional, Union
 
 from ansible_collections.metal.serve.plugins.module_utils.hardware.build import build_facts
 from ansible_collections.metal.serve.plugins.module_utils.hardware.live import LiveHost
@@ -23,6 +26,7 @@ from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import 
     summarise,
 )
 from ansible_collections.metal.serve.plugins.module_utils.hardware.registry import PROBES
+from ansible_collections.metal.serve.plugins.module_utils.hardware.snapshot import Snapshot, read_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,8 +133,61 @@ def collect_live(
     return results
 
 
-def read_live(
-    probes: Optional[Sequence[Probe]] = None, timeout: float = DEFAULT_TIMEOUT, host: Optional[LiveHost] = None
-) -> HostFacts:
-    """Return the facts of this machine."""
-    return build_facts(collect_live(probes, timeout, host), "live")
+class LiveSource:
+    """The machine this runs on, as a source of facts."""
+
+    kind = "live"
+
+    def __init__(self, host: Optional[LiveHost] = None) -> None:
+        """Read ``host`` (default: this machine)."""
+        self.host = host or LiveHost()
+
+    def results(self, probes: Sequence[Probe], timeout: float) -> Snapshot:
+        """Run ``probes`` within ``timeout`` seconds."""
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        return Snapshot(collect_live(probes, timeout, self.host), at, os.geteuid() == 0)
+
+
+class SnapshotSource:
+    """A snapshot folder, as a source of facts."""
+
+    kind = "snapshot"
+
+    def __init__(self, folder: str) -> None:
+        """Read ``folder``."""
+        self.folder = folder
+
+    def results(self, probes: Sequence[Probe], timeout: float) -> Snapshot:
+        """Return what the folder holds of ``probes``. Raises SnapshotError where it is no folder."""
+        snapshot = read_snapshot(self.folder)
+        wanted = {probe.name for probe in probes}
+        kept = {name: result for name, result in snapshot.results.items() if name in wanted}
+        return Snapshot(kept, snapshot.collected_at, snapshot.as_root)
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Facts, and the raw results that they were built from."""
+
+    facts: HostFacts
+    results: dict[str, ProbeResult]
+
+
+def collect(
+    source: Union[LiveSource, SnapshotSource, str, None] = None,
+    probes: Optional[Sequence[Probe]] = None,
+    timeout: float = DEFAULT_TIMEOUT,
+) -> Collected:
+    """Return facts and raw results of ``source``: a LiveSource (None: this machine), a SnapshotSource or a folder's
+    path.
+
+    Raises SnapshotError where a folder is none; nothing else, whatever is found.
+    """
+    origin = SnapshotSource(source) if isinstance(source, str) else source or LiveSource()
+    found = origin.results(tuple(PROBES if probes is None else probes), timeout)
+    return Collected(build_facts(found.results, origin.kind, found.collected_at, found.as_root), found.results)
+
+
+def people() -> tuple[str, ...]:
+    """Return the names of the accounts of people on this machine (user ids from 1000), for masking."""
+    return tuple(sorted({one.pw_name for one in pwd.getpwall() if 1000 <= one.pw_uid < 60000}))

@@ -545,6 +545,9 @@ class Container:
     mounts: list[Mount] = many("mounts")
     capabilities_added: list[str] = many("CapAdd")
     security_options: list[str] = many("SecurityOpt")
+    limits: Optional[ProcessLimits] = fact("limits in force in its first process")
+    cpus_allowed: Optional[str] = fact("processors that its first process may use, as the kernel says")
+    mems_allowed: Optional[str] = fact("NUMA nodes that its first process may use, as the kernel says")
     device_allow: Optional[list[str]] = fact("lines of its 50-DeviceAllow.conf; None where there is no such drop-in")
 
     @property
@@ -777,7 +780,8 @@ class Model:
     revision: str = field(default="", metadata={"says": "revision folder"})
     manifest: Optional[dict[str, Any]] = fact("<revision>.manifest.json")
     manifest_error: Optional[str] = fact("why the manifest could not be read")
-    files: Optional[list[ModelFile]] = fact("files that are there")
+    files: Optional[list[ModelFile]] = fact("files that are there; sizes are None for a link that leads nowhere")
+    index_files: Optional[list[str]] = fact("weight files that the index lists; None where there is no index")
 
 
 @dataclass

@@ -87,6 +87,7 @@ class LiveHost:
     deadline: float = field(default_factory=lambda: time.monotonic() + 60.0)
     search_path: str = SEARCH_PATH
     docker_socket: str = "/var/run/docker.sock"
+    metalserve_root: str = "/var/lib/metalserve"
     found: dict[str, ProbeResult] = field(default_factory=dict)
 
     def left(self, timeout: float) -> float:

@@ -21,14 +21,18 @@ from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import 
 from ansible_collections.metal.serve.plugins.module_utils.hardware.masking import (
     HIDDEN,
     looks_secret_name,
+    mask_arguments,
     mask_secrets,
 )
+from ansible_collections.metal.serve.plugins.module_utils.hardware.yaml_subset import load
 
 
 def parse_version(text: str) -> Docker:
     """Read ``GET /version``."""
     answer, _error = values.json_object(text)
     docker = Docker()
+    if isinstance(values.get(answer, "Server"), dict):
+        answer = values.get(answer, "Server")  # what `docker version --format json` prints
     docker.version = values.as_str(values.get(answer, "Version"))
     docker.api_version = values.as_str(values.get(answer, "ApiVersion"))
     docker.min_api_version = values.as_str(values.get(answer, "MinAPIVersion"))
@@ -170,38 +174,6 @@ def _environment(value: Any) -> tuple[dict[str, str], list[str]]:
     return found, hidden
 
 
-def mask_arguments(words: list[str]) -> tuple[list[str], list[str]]:
-    """Return a command with secret values as ``***`` (``--api-key X``, ``--api-key=X``) and the options that carried
-    them.
-    """
-    masked: list[str] = []
-    options: list[str] = []
-    secret_follows = ""
-    for word in words:
-        option, sign, content = word.partition("=")
-        if secret_follows and not word.startswith("--"):
-            # --api-key takes several keys: hide every word up to the next option.
-            masked.append(HIDDEN if word else word)
-            if word and secret_follows not in options:
-                options.append(secret_follows)
-            continue
-        secret_follows = ""
-        if word.startswith("-") and looks_secret_name(option.lstrip("-")):
-            if sign:
-                masked.append(f"{option}={HIDDEN if content else ''}")
-                if content:
-                    options.append(option)
-            else:
-                masked.append(word)
-                secret_follows = option
-            continue
-        clean = mask_secrets(word)
-        if clean != word:
-            options.append(option if sign else "(argument)")
-        masked.append(clean)
-    return masked, options
-
-
 def _device_requests(value: Any) -> tuple[list[str], Optional[int]]:
     ids: list[str] = []
     count: Optional[int] = None
@@ -269,8 +241,6 @@ def parse_device_allow(texts: dict[str, str]) -> dict[str, list[str]]:
 
 def parse_cdi(path: str, text: str) -> CdiSpec:
     """Read a CDI spec, JSON or YAML."""
-    from ansible_collections.metal.serve.plugins.module_utils.hardware.yaml_subset import load  # noqa: PLC0415
-
     value, error = values.json_value(text)
     if error is not None:
         value, error = load(text)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 from ansible_collections.metal.serve.plugins.module_utils.hardware.probes_docker import DOCKER_PROBES
 from ansible_collections.metal.serve.plugins.module_utils.hardware.probes_gpu import GPU_PROBES
 from ansible_collections.metal.serve.plugins.module_utils.hardware.probes_host import HOST_PROBES
+from ansible_collections.metal.serve.plugins.module_utils.hardware.probes_services import SERVICE_PROBES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import Probe
 
-PROBES: tuple[Probe, ...] = (*GPU_PROBES, *HOST_PROBES, *DOCKER_PROBES)
+PROBES: tuple[Probe, ...] = (*GPU_PROBES, *SERVICE_PROBES, *DOCKER_PROBES, *HOST_PROBES)
 """Every probe. The slow ones stand first, so that they overlap with the rest."""
 
 GROUPS: tuple[str, ...] = tuple(sorted({probe.group for probe in PROBES}))

@@ -1,0 +1,378 @@
+# Copyright: the Metalserve authors
+# SPDX-License-Identifier: Apache-2.0
+"""Probes of what serves: nginx, Prometheus and exporters, engines, models; and of network, clock, space, access
+control.
+"""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import quote
+
+from ansible_collections.metal.serve.plugins.module_utils.hardware import (
+    masking,
+    parse_nginx,
+    parse_services,
+    parse_system,
+    values,
+)
+from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import find_directives
+from ansible_collections.metal.serve.plugins.module_utils.hardware.live import LiveHost
+from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import (
+    ABSENT,
+    ERROR,
+    NOT_COLLECTED,
+    OK,
+    Item,
+    Probe,
+    command_path,
+    snapshot_path,
+)
+from ansible_collections.metal.serve.plugins.module_utils.hardware.probes_host import (
+    command_probe,
+    file_probe,
+    files_probe,
+    stat_item,
+)
+
+EXPORTERS = {
+    "node": 9100,
+    "nginx": 9113,
+    "gateway_log": 3903,
+    "agent": 9600,
+    "dcgm": 9400,
+}
+"""Exporters that are scraped where something listens on their port: name -> port."""
+
+PROMETHEUS_PORT = 9090
+ACCESS_LOGS = ("/var/log/metalserve/*access*.log", "/var/log/nginx/*access*.log")
+ERROR_LOGS = ("/var/log/metalserve/*error*.log", "/var/log/nginx/*error*.log")
+LOG_TAIL = 512 * 1024
+MODEL_FILES = 5000
+"""Bounds: bytes of a log's end, files of a model."""
+
+
+def _nginx(host: LiveHost) -> list[Item]:
+    """Dump the configuration. API keys in it are hidden right here: no fact and no snapshot ever holds one."""
+    found = host.command(["nginx", "-T"], 6.0)
+    return [Item(found.path, found.state, masking.mask_nginx(found.text), found.error)]
+
+
+def _logs(host: LiveHost, patterns: tuple[str, ...]) -> list[Item]:
+    items = []
+    for pattern in patterns:
+        items += [host.file(path, LOG_TAIL, tail=True) for path in host.glob(pattern)[:16]]
+    return items or [Item(snapshot_path(patterns[0]), ABSENT)]
+
+
+def _named_files(host: LiveHost, *directives: str) -> list[str]:
+    """Return the files that nginx's configuration names with ``directives``."""
+    text = host.found["nginx"].text() if "nginx" in host.found else None
+    if text is None:
+        return []
+    try:
+        config = parse_nginx.parse_config(parse_nginx.split_dump(text))
+    except parse_nginx.BadConfig:
+        return []
+    named = [one.args[0] for one in find_directives(config, *directives) if one.args]
+    return sorted({parse_nginx.resolve(path) for path in named if "$" not in path})
+
+
+def _certificates(host: LiveHost) -> list[Item]:
+    """Ask openssl about the certificates that nginx names; the certificates themselves are not kept."""
+    if "nginx" not in host.found or host.found["nginx"].state != OK:
+        return [
+            Item("certificates", NOT_COLLECTED, "", "nginx's configuration was not read, so no certificate is named")
+        ]
+    items = []
+    for path in _named_files(host, "ssl_certificate")[:50]:
+        argv = [
+            "openssl",
+            "x509",
+            "-in",
+            path,
+            "-noout",
+            "-startdate",
+            "-enddate",
+            "-subject",
+            "-ext",
+            "subjectAltName",
+        ]
+        items.append(host.command(argv, 3.0, at=f"certificates{path}.txt"))
+    return items or [Item("certificates", ABSENT)]
+
+
+def listening(host: LiveHost, port: int) -> str:
+    """Return an address on which something listens at ``port``, the loopback where it is every address; '' where
+    nothing.
+    """
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for listener in parse_system.parse_proc_net_tcp(host.file(path).text):
+            if listener.port == port:
+                return {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(listener.address, listener.address)
+    return ""
+
+
+def _proc_net_tcp(host: LiveHost) -> list[Item]:
+    """Keep the listening sockets; connections are nobody's business."""
+    items = []
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        found = host.file(path, 16 * 1024 * 1024)
+        kept = [line for line in found.text.splitlines() if " 0A " in line or "local_address" in line]
+        items.append(Item(found.path, found.state, "".join(f"{line}\n" for line in kept), found.error))
+    return items
+
+
+def _prometheus(host: LiveHost) -> list[Item]:
+    address = listening(host, PROMETHEUS_PORT)
+    if not address:
+        return [Item("prometheus/rules.json", ABSENT)]
+    return [
+        host.http(address, PROMETHEUS_PORT, "/api/v1/rules", "prometheus/rules.json", 4.0),
+        host.http(address, PROMETHEUS_PORT, "/api/v1/targets?state=active", "prometheus/targets.json", 4.0),
+        host.http(address, PROMETHEUS_PORT, "/api/v1/status/buildinfo", "prometheus/buildinfo.json", 4.0),
+    ]
+
+
+def _scrapes(host: LiveHost) -> list[Item]:
+    """Scrape the exporters and engines that listen on this machine."""
+    wanted = dict(EXPORTERS)
+    for replica, port in _engine_ports(host).items():
+        wanted[replica] = port
+    items = []
+    for name, port in sorted(wanted.items()):
+        place = f"scrapes/{name}.prom"
+        address = listening(host, port)
+        items.append(host.http(address, port, "/metrics", place, 3.0) if address else Item(place, ABSENT))
+    return items
+
+
+def _health(host: LiveHost) -> list[Item]:
+    items = []
+    for replica, port in sorted(_engine_ports(host).items()):
+        place = f"health/{replica}.txt"
+        address = listening(host, port)
+        if not address:
+            items.append(Item(place, ERROR, "", f"nothing listens on port {port}"))
+            continue
+        found = host.http(address, port, "/health", place, 3.0)
+        if found.state == ABSENT:
+            found = host.http(address, port, "/v2/health/ready", place, 3.0)
+        items.append(found)
+    return items or [Item("health", ABSENT)]
+
+
+def _engine_ports(host: LiveHost) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for path in host.glob(f"{host.metalserve_root}/engines/*/current/release.json"):
+        document, _error = values.json_object(host.file(path).text)
+        port = parse_services.release_port(document)
+        if port is not None:
+            found[path.split("/")[-3]] = port
+    return found
+
+
+def _engines(host: LiveHost) -> list[Item]:
+    """Read releases and links of each replica."""
+    base = f"{host.metalserve_root}/engines"
+    state, names, error = host.listdir(base)
+    if state != OK:
+        return [Item(snapshot_path(base), state, "", error)]
+    items: list[Item] = []
+    for name in names[:64]:
+        for link in ("current", "previous"):
+            target = host.link(f"{base}/{name}/{link}")
+            if target is not None:
+                items.append(Item(snapshot_path(f"{base}/{name}/{link}"), OK, os.path.basename(target) + "\n"))
+        for pattern in ("releases/*/release.json", "releases/*/config.yaml", "rotation.json"):
+            items += [host.file(path) for path in host.glob(f"{base}/{name}/{pattern}")[:32]]
+    return items or [Item(snapshot_path(base), ABSENT)]
+
+
+def _models(host: LiveHost) -> list[Item]:
+    """Read manifests and list the files of each revision: sizes, times and inodes, no content."""
+    base = f"{host.metalserve_root}/models"
+    state, names, error = host.listdir(base)
+    if state != OK:
+        return [Item(snapshot_path(base), state, "", error)]
+    items: list[Item] = []
+    for name in names[:64]:
+        _state, inside, _error = host.listdir(f"{base}/{name}")
+        for entry in inside[:64]:
+            path = f"{base}/{name}/{entry}"
+            if entry.endswith(".manifest.json"):
+                items.append(host.file(path, 8 * 1024 * 1024))
+            elif not entry.startswith(".") and os.path.isdir(host.real(path)):
+                items.append(_model_listing(host, name, entry, path))
+                items += host.files(f"{path}/*.safetensors.index.json") if host.glob(f"{path}/*.index.json") else []
+    return items or [Item(snapshot_path(base), ABSENT)]
+
+
+def _model_listing(host: LiveHost, name: str, revision: str, path: str) -> Item:
+    place = f"stat/models/{name}/{revision}.txt"
+    lines: list[str] = []
+    top = host.real(path)
+    try:
+        for folder, _folders, files in os.walk(top, followlinks=True):
+            for file in sorted(files):
+                full = os.path.join(folder, file)
+                relative = os.path.relpath(full, top)
+                try:
+                    status = os.stat(full)
+                except FileNotFoundError:
+                    lines.append(f"? ? ? ? {relative}\n")  # a link that leads nowhere
+                    continue
+                lines.append(f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino} {relative}\n")
+                if len(lines) > MODEL_FILES:
+                    return Item(place, ERROR, "".join(lines), f"{path}: more than {MODEL_FILES} files")
+    except OSError as error:
+        return Item(place, ERROR, "".join(lines), f"{path}: {error.strerror}")
+    return Item(place, OK, "".join(lines))
+
+
+def _secrets(host: LiveHost) -> list[Item]:
+    """List modes of files that hold secrets; none of them is opened."""
+    paths = ["/etc/metalserve/secrets"]
+    for pattern in (
+        "/etc/metalserve/secrets/*",
+        "/etc/metalserve/tls/*",
+        "/etc/nginx/metalserve/current/*keys*",
+        "/etc/nginx/metalserve/current/engine_auth.conf",
+        "/etc/nginx/metalserve/current/tls/*",
+        f"{host.metalserve_root}/engines/*/releases/*/release.env",
+    ):
+        paths += host.glob(pattern)
+    paths += _named_files(host, "ssl_certificate_key")
+    return [stat_item(host, "stat/secrets.txt", sorted(set(paths)))]
+
+
+def _disks(host: LiveHost) -> list[Item]:
+    """Ask df, each path in a process of its own: a mount that does not answer then costs that path only."""
+    docker, _error = (
+        values.json_object(host.found["docker_info"].text()) if "docker_info" in host.found else (None, None)
+    )
+    root = values.as_str(values.get(docker, "DockerRootDir")) or "/var/lib/docker"
+    items = []
+    for path in dict.fromkeys(("/", root, host.metalserve_root)):
+        place = "disks/root.txt" if path == "/" else f"disks{path}.txt"
+        found = host.command(["df", "-P", "-B1", path], 2.0, at=place)
+        gone = found.state == ERROR and "No such file" in found.error
+        items.append(Item(place, ABSENT) if gone else found)
+    return items
+
+
+def _container_processes(host: LiveHost) -> list[Item]:
+    """Read limits and allowed processors of the first process of each running container, as the kernel has them."""
+    if "docker_containers" not in host.found or host.found["docker_containers"].state != OK:
+        return [Item("containers", NOT_COLLECTED, "", "the containers were not read")]
+    items: list[Item] = []
+    for path, text in host.found["docker_containers"].texts().items():
+        if not path.startswith("docker/containers/"):
+            continue
+        answer, _error = values.json_object(text)
+        number, pid = values.get(answer, "Id"), values.as_int(values.get(answer, "State", "Pid"))
+        if isinstance(number, str) and pid:
+            for name in ("limits", "status"):
+                found = host.file(f"/proc/{pid}/{name}", 16384, at=f"containers/{quote(number)[:64]}/{name}")
+                if found.state != ABSENT:
+                    items.append(found)
+    return items or [Item("containers", ABSENT)]
+
+
+SERVICE_PROBES: tuple[Probe, ...] = (
+    Probe(
+        "nginx",
+        "nginx",
+        (command_path(["nginx", "-T"]), "files/etc/nginx/*"),
+        _nginx,
+        7.0,
+        says="the gateway's configuration, keys hidden",
+    ),
+    command_probe("nginx_version", "nginx", ("nginx", "-V"), "version and modules of nginx", 3.0, (0,), True),
+    Probe(
+        "access_logs",
+        "nginx",
+        tuple(snapshot_path(one) for one in ACCESS_LOGS),
+        lambda host: _logs(host, ACCESS_LOGS),
+        says="the end of the access logs",
+    ),
+    Probe(
+        "error_logs",
+        "nginx",
+        tuple(snapshot_path(one) for one in ERROR_LOGS),
+        lambda host: _logs(host, ERROR_LOGS),
+        says="the end of nginx's error logs",
+    ),
+    Probe(
+        "certificates",
+        "nginx",
+        ("certificates/*",),
+        _certificates,
+        8.0,
+        second_round=True,
+        says="validity of the certificates that nginx names",
+    ),
+    Probe(
+        "prometheus", "monitoring", ("prometheus/*.json",), _prometheus, 13.0, says="rules and targets of Prometheus"
+    ),
+    files_probe(
+        "prometheus_files",
+        "monitoring",
+        ("/etc/prometheus/*.yml", "/etc/prometheus/*.yaml", "/etc/prometheus/rules/*", "/etc/prometheus/rules.d/*"),
+        "configuration and rule files of Prometheus",
+    ),
+    files_probe(
+        "dashboards",
+        "monitoring",
+        (
+            "/etc/metalserve/dashboards/*.json",
+            "/var/lib/grafana/dashboards/*.json",
+            "/usr/share/grafana/dashboards/*.json",
+        ),
+        "dashboards",
+    ),
+    Probe("scrapes", "monitoring", ("scrapes/*.prom",), _scrapes, 12.0, says="exporters and engines of this machine"),
+    Probe("engines", "metalserve", ("files/*/engines/*",), _engines, 4.0, says="releases of engine replicas"),
+    Probe("engine_health", "metalserve", ("health/*.txt",), _health, 12.0, says="health endpoints of engines"),
+    Probe(
+        "models",
+        "metalserve",
+        ("files/*/models/*", "stat/models/*"),
+        _models,
+        10.0,
+        says="manifests and files of models",
+    ),
+    Probe(
+        "secrets",
+        "security",
+        ("stat/secrets.txt",),
+        _secrets,
+        3.0,
+        second_round=True,
+        says="modes of files that hold secrets",
+    ),
+    Probe(
+        "container_processes",
+        "docker",
+        ("containers/*/limits", "containers/*/status"),
+        _container_processes,
+        3.0,
+        second_round=True,
+        says="limits and processors in force in running containers",
+    ),
+    command_probe("sockets", "network", ("ss", "-Hltnp"), "listening sockets", 4.0),
+    Probe(
+        "proc_net_tcp",
+        "network",
+        (snapshot_path("/proc/net/tcp"), snapshot_path("/proc/net/tcp6")),
+        _proc_net_tcp,
+        3.0,
+        says="listening sockets, from the kernel",
+    ),
+    command_probe("nft", "network", ("nft", "list", "ruleset"), "firewall", 4.0),
+    command_probe("timedatectl", "time", ("timedatectl", "show"), "clock", 4.0),
+    command_probe("chrony", "time", ("chronyc", "-n", "tracking"), "offset of the clock", 3.0),
+    Probe("disks", "disk", ("disks/*",), _disks, 7.0, second_round=True, says="space"),
+    file_probe("selinux", "security", "/sys/fs/selinux/enforce", "SELinux"),
+    file_probe("apparmor", "security", "/sys/module/apparmor/parameters/enabled", "AppArmor"),
+)
