@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Install wheels into /opt/engine of a base image and name the result. No network is used.
-# usage: venv-image.sh IMAGE BASE_IMAGE WHEELHOUSE REQUIREMENTS ENTRYPOINT_JSON LABEL
+# usage: venv-image.sh IMAGE BASE_IMAGE WHEELHOUSE REQUIREMENTS_FOLDER ENTRYPOINT_JSON LABEL
 set -euo pipefail
 
 image=$1 base=$2 wheelhouse=$3 requirements=$4 entrypoint=$5 label=$6
@@ -16,8 +16,8 @@ docker run --name "$container" --label "metalserve.lab=$label" --network none \
   --volume "$wheelhouse:/mnt:ro" --volume "$requirements:/media:ro" "$base" \
   /bin/sh -ec '
     python3 -m venv --without-pip /opt/engine
-    /opt/engine/bin/python /mnt/pip-*.whl/pip install --disable-pip-version-check --no-input --no-cache-dir \
-      --no-index --find-links /mnt --no-deps --requirement /media
+    /opt/engine/bin/python "$(echo /mnt/pip-*.whl)/pip" install --disable-pip-version-check --no-input --no-cache-dir \
+      --no-index --find-links /mnt --no-deps --requirement /media/requirements.txt
     # Headers and tests of libraries: nothing is compiled in this image.
     find /opt/engine/lib -type d \( -path "*/torch/include" -o -path "*/torch/test" -o -path "*/numpy/*/tests" \) -prune \
       -exec rm -rf {} +
