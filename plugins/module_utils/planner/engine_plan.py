@@ -13,7 +13,7 @@ from typing import Any
 from ansible_collections.metal.serve.plugins.module_utils.planner import batching, kv, memory, weights
 from ansible_collections.metal.serve.plugins.module_utils.planner.batching import DOC, Workload, number
 from ansible_collections.metal.serve.plugins.module_utils.planner.constants import EngineConstants
-from ansible_collections.metal.serve.plugins.module_utils.planner.errors import PlanError
+from ansible_collections.metal.serve.plugins.module_utils.planner.errors import DoesNotFitError, PlanError
 from ansible_collections.metal.serve.plugins.module_utils.planner.memory import GIB, MemoryInput, MemoryPlan
 from ansible_collections.metal.serve.plugins.module_utils.planner.model import ModelShape, Quantization
 
@@ -63,7 +63,7 @@ def check_context(shape: ModelShape, length: int, where: str) -> None:
     """Raise PlanError when more context is asked for than the model has positions (rope scaling counted)."""
     limit = shape.context_limit
     if limit and length > limit:
-        raise PlanError(
+        raise DoesNotFitError(
             f"{where}max_model_len is {length}; config.json has max_position_embeddings {shape.max_position}"
             f"{'' if shape.rope_scaling else ' and no rope_scaling'}, so {limit} tokens are the most.",
             [f"set max_model_len to {limit} or less", f"give config.json a rope_scaling that reaches {length}"],
@@ -147,7 +147,7 @@ def require_fit(shape: ModelShape, given: MemoryInput, plan: MemoryPlan, where: 
             f"{where}max_model_len is {given.max_model_len}; the KV cache holds {plan.capacity.tokens} tokens "
             f"({plan.kv_bytes / GIB:.2f} GiB), one request of that length takes {need / GIB:.2f} GiB."
         )
-    raise PlanError(head, ways_out(shape, given, available))
+    raise DoesNotFitError(head, ways_out(shape, given, available))
 
 
 def _fixed_number(fixed: Mapping[str, Any], name: str, where: str, whole: bool = True) -> Any:
@@ -280,6 +280,12 @@ def _memory_reasons(plan: MemoryPlan, given: MemoryInput) -> dict[str, str]:
         + f"; see {DOC}#non-torch",
         "memory.graphs_gib": f"CUDA graphs, {'inside' if plan.graphs_inside else 'on top of'} the requested memory; "
         f"see {DOC}#graphs",
+        "memory.overhead_gib": f"activation + context, NCCL + graphs; see {DOC}#memory",
+        "memory.planned_gpu_bytes": f"what the process will hold of the GPU in all; see {DOC}#memory",
+        "memory.kv_cache_gib": (
+            f"{plan.requested / GIB:.2f} GiB requested less weights, activation{', graphs' if plan.graphs_inside else ''} "
+            f"and context; see {DOC}#memory"
+        ),
         "memory.kv_cache_tokens": (
             f"{plan.kv_bytes / GIB:.2f} GiB left at {plan.capacity.bytes_per_token:g} bytes a token; see {DOC}#kv"
         ),

@@ -20,3 +20,7 @@ class PlanError(ValueError):
         if not self.ways_out:
             return self.message
         return self.message + " Ways out: " + "; ".join(self.ways_out) + "."
+
+
+class DoesNotFitError(PlanError):
+    """Well-formed input that no engine could serve on this hardware; everything else is wrong input."""

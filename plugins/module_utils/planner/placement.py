@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from ansible_collections.metal.serve.plugins.module_utils.planner.errors import PlanError
+from ansible_collections.metal.serve.plugins.module_utils.planner.errors import DoesNotFitError
 from ansible_collections.metal.serve.plugins.module_utils.planner.hostfacts import Gpu, Node
 
 MOST_SETS = 5000
@@ -85,12 +85,12 @@ def place(node: Node, demands: Sequence[tuple[str, int]]) -> dict[str, Placement
     """Return a placement for each (replica, GPUs of this node), in that order, every GPU at most once.
 
     A set on one NUMA node with NVLink between all of its GPUs is preferred; where none is left, the set that breaks the
-    least is taken and said so. Raises PlanError when there are not enough GPUs.
+    least is taken and said so. Raises DoesNotFitError when there are not enough GPUs.
     """
     wanted = sum(count for _name, count in demands)
     if wanted > len(node.gpus):
         names = ", ".join(f"{name} ({count})" for name, count in demands)
-        raise PlanError(
+        raise DoesNotFitError(
             f"the node has {len(node.gpus)} GPU(s); its replicas need {wanted}: {names}.",
             [
                 f"lower replicas_per_node so that they fit into {len(node.gpus)}",
