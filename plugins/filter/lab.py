@@ -34,5 +34,6 @@ class FilterModule:
             "lab_overlapping_routes": _plain(host.overlapping_routes),
             "lab_apt_sources": _plain(host.apt_sources),
             "lab_recipe_key": _plain(host.recipe_key),
+            "lab_standin_images": _plain(host.standin_images),
             "lab_wheel_platforms": _plain(host.wheel_platforms),
         }

@@ -126,6 +126,20 @@ def _files_below(root: str, path: str) -> list[str]:
     return sorted(found)
 
 
+def standin_images(image: str, variants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return name -> {image, environment} of the stand-in engine and of each of its variants.
+
+    A variant is the same files with other environment variables, so that a test can deploy a release that, say, crashes
+    when it starts. ``image`` is the plain one; a variant's tag ends in its name and the hash of its variables.
+    """
+    images: dict[str, dict[str, Any]] = {"standin": {"image": image, "environment": []}}
+    for name, variables in sorted(variants.items()):
+        environment = [f"{key}={value}" for key, value in sorted(variables.items())]
+        key = hashlib.sha256("\n".join(environment).encode("utf-8")).hexdigest()[:6]
+        images[f"standin_{name}"] = {"image": f"{image}-{name}-{key}", "environment": environment}
+    return images
+
+
 def wheel_platforms(machine: str, glibc: str) -> list[str]:
     """Return pip's platform tags for ``machine`` (as ``uname -m``) with C library ``glibc`` ("2.36"), newest first.
 

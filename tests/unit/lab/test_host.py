@@ -112,3 +112,13 @@ def test_platform_tags_go_from_the_newest_library_down() -> None:
     for wrong in ("2.16", "3", "two"):
         with pytest.raises(ValueError, match="glibc"):
             host.wheel_platforms("x86_64", wrong)
+
+
+def test_variant_of_the_stand_in_is_named_by_its_variables() -> None:
+    images = host.standin_images("lab/standin:0123", {"crash": {"METALSERVE_STANDIN_FAULT": "crash"}})
+    assert images["standin"] == {"image": "lab/standin:0123", "environment": []}
+    crash = images["standin_crash"]
+    assert crash["environment"] == ["METALSERVE_STANDIN_FAULT=crash"]
+    other = host.standin_images("lab/standin:0123", {"crash": {"METALSERVE_STANDIN_FAULT": "oom"}})["standin_crash"]
+    assert crash["image"].startswith("lab/standin:0123-crash-")
+    assert crash["image"] != other["image"]
