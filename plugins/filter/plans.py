@@ -5,12 +5,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
 
+from ansible_collections.metal.serve.plugins.module_utils.planner import render
 from ansible_collections.metal.serve.plugins.module_utils.planner.errors import PlanError
 from ansible_collections.metal.serve.plugins.module_utils.planner.pools import pool_plans as _pool_plans
+from ansible_collections.metal.serve.plugins.module_utils.planner.preview import preview
 
 NAMES = ("metalserve_address", "ansible_host", "metalserve_expected_gpus", "metalserve_accelerator")
 
@@ -35,9 +38,37 @@ def replicas_of(plans: Sequence[Mapping[str, Any]], host: str) -> list[dict[str,
     ]
 
 
+def pool_text(plan: Mapping[str, Any]) -> str:
+    """Return a PoolPlan as text, every number with its reason."""
+    return render.pool(plan)
+
+
+def node_preview(
+    plans: Sequence[Mapping[str, Any]],
+    pools: Mapping[str, Any],
+    models: Mapping[str, Any],
+    host: str,
+    hostvars: Mapping[str, Any],
+    snapshots: str,
+) -> dict[str, Any]:
+    """Return {text, plans, assumed, problem} for a host from recorded facts; nothing is asked of it."""
+    values = hostvars[host]
+    accelerator = values.get("metalserve_accelerator", "nvidia")
+    expected = values.get("metalserve_expected_gpus")
+    try:
+        return asdict(preview(pools, plans, models, host, str(accelerator), expected, snapshots))
+    except PlanError as error:
+        raise AnsibleFilterError(str(error)) from None
+
+
 class FilterModule:
     """Offer the filters to Ansible."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Return the filters by name."""
-        return {"pool_plans": pool_plans, "replicas_of": replicas_of}
+        return {
+            "pool_plans": pool_plans,
+            "replicas_of": replicas_of,
+            "pool_text": pool_text,
+            "node_preview": node_preview,
+        }

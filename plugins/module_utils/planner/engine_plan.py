@@ -283,8 +283,8 @@ def _memory_reasons(plan: MemoryPlan, given: MemoryInput) -> dict[str, str]:
         "memory.overhead_gib": f"activation + context, NCCL + graphs; see {DOC}#memory",
         "memory.planned_gpu_bytes": f"what the process will hold of the GPU in all; see {DOC}#memory",
         "memory.kv_cache_gib": (
-            f"{plan.requested / GIB:.2f} GiB requested less weights, activation{', graphs' if plan.graphs_inside else ''} "
-            f"and context; see {DOC}#memory"
+            f"{plan.requested / GIB:.2f} GiB requested, less weights, activation"
+            f"{', graphs' if plan.graphs_inside else ''} and context; see {DOC}#memory"
         ),
         "memory.kv_cache_tokens": (
             f"{plan.kv_bytes / GIB:.2f} GiB left at {plan.capacity.bytes_per_token:g} bytes a token; see {DOC}#kv"

@@ -52,9 +52,13 @@ class Indexer:
 
 @dataclass(frozen=True)
 class LinearState:
-    """A linear-attention layer (gated delta net, Mamba): bytes of state that one sequence holds in it."""
+    """A gated-delta-net layer: bytes of state that one sequence holds in it, and its sizes in elements."""
 
     bytes_per_sequence: int
+    key_dim: int
+    value_dim: int
+    value_heads: int
+    kernel: int
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,7 @@ class ModelShape:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    output_gate: bool = False
     norms_per_layer: int = 2
     rotary_dim: int = 0
     rope_scaling: bool = False
@@ -280,7 +285,13 @@ def _linear_state(config: Mapping[str, Any], width: int) -> LinearState | None:
     recurrent = _whole(config, "linear_num_value_heads") * _whole(config, "linear_key_head_dim")
     state = recurrent * _whole(config, "linear_value_head_dim") * 4
     convolution = (2 * keys + values) * (_whole(config, "linear_conv_kernel_dim", 4) - 1) * width
-    return LinearState(state + convolution)
+    return LinearState(
+        bytes_per_sequence=state + convolution,
+        key_dim=keys,
+        value_dim=values,
+        value_heads=_whole(config, "linear_num_value_heads"),
+        kernel=_whole(config, "linear_conv_kernel_dim", 4),
+    )
 
 
 def _experts(config: Mapping[str, Any], layers: int) -> Experts | None:
@@ -375,7 +386,7 @@ def parse_config(config: Any) -> ModelShape:
     qwen2 = kind.startswith("qwen2")
     bias = bool(config.get("attention_bias", False))
     base = kind.replace("_moe", "").replace("_text", "")
-    known = base in KNOWN_DENSE or kind in ("mixtral", "gpt_oss", "qwen3_next") or kind.startswith("deepseek")
+    known = base in KNOWN_DENSE or kind in ("mixtral", "qwen3_next") or kind.startswith("deepseek")
     if not known:
         notes.append(
             f"model_type {kind!r} is not one whose weights were counted tensor by tensor: it is taken as a decoder of "
@@ -400,6 +411,7 @@ def parse_config(config: Any) -> ModelShape:
         o_bias=bias and not qwen2,
         mlp_bias=bool(config.get("mlp_bias", False)),
         qk_norm=kind.startswith(("qwen3", "gemma3", "olmo2")),
+        output_gate=bool(config.get("attn_output_gate", kind == "qwen3_next")),
         norms_per_layer=4 if kind.startswith(("gemma2", "gemma3")) else 2,
         rotary_dim=rotary,
         rope_scaling=isinstance(rope, Mapping) and bool(rope),

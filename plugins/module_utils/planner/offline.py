@@ -51,8 +51,8 @@ NEAREST = {
     "max_tokens_per_batch": "max_num_batched_tokens",
     "max_batch_size": "max_num_seqs",
     "max_num_batches": "max_num_seqs",
-    "batch_delay": "nothing: no engine waits to fill a batch, new requests join at every step",
-    "dynamic_window": "nothing: each step's batch is put together anew",
+    "batch_delay": "leave it out: no engine waits to fill a batch, new requests join at every step",
+    "dynamic_window": "leave it out: each step's batch is put together anew",
     "mem_fraction_static": "gpu_memory_utilization (the plan's vocabulary is vLLM's; SGLang's adapter translates)",
     "max_running_requests": "max_num_seqs (the plan's vocabulary is vLLM's; SGLang's adapter translates)",
     "chunked_prefill_size": "max_num_batched_tokens (the plan's vocabulary is vLLM's; SGLang's adapter translates)",
@@ -98,7 +98,8 @@ def parse_set(text: str) -> tuple[str, Any]:
     name = ALIASES.get(name, name)
     known = (*NUMBERS, *FLAGS, *WORDS)
     if name in NEAREST:
-        raise PlanError(f"--set {name}: no such value in a plan; use {NEAREST[name]}.")
+        answer = NEAREST[name] if NEAREST[name].startswith("leave") else f"use {NEAREST[name]}"
+        raise PlanError(f"--set {name}: no such value in a plan; {answer}.")
     if name not in known:
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}."

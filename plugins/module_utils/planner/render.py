@@ -99,12 +99,24 @@ def offline(plan: Mapping[str, Any]) -> str:
     return "\n".join(out) + "\n"
 
 
+def _span(numbers: list[int]) -> str:
+    """Return consecutive numbers as first..last."""
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low}..{high}"
+
+
 def pool(plan: Mapping[str, Any]) -> str:
     """Return a PoolPlan as text."""
     reasons = plan["reasons"]
     out = [f"Pool {plan['pool']}: {plan['served_name']} on {plan['engine']} {plan['engine_version']}".rstrip()]
-    addresses = [f"{r['host']} {r['address']}:{r['port']}" for r in plan["replicas"]]
-    out += _line("replicas", str(len(addresses)), ", ".join(addresses))
+    ports: dict[str, list[int]] = {}
+    for one in plan["replicas"]:
+        name = one["host"] if one["host"] == one["address"] else f"{one['host']} ({one['address']})"
+        ports.setdefault(name, []).append(one["port"])
+    spans = [f"{name}, port {_span(numbers)}" for name, numbers in ports.items()]
+    out += _line("replicas", str(len(plan["replicas"])), "; ".join(spans))
+    for name in ("max_num_batched_tokens", "max_num_seqs"):
+        out += _line(name, _value(plan["batching"][name]), reasons.get(f"settings.{name}", ""))
     out += _line("max_model_len", _value(plan["max_model_len"]), reasons.get("max_model_len", ""))
     for name in ("queue", "max_in_flight"):
         out += _line(name, _value(plan["admission"][name]), reasons.get(f"admission.{name}", ""))

@@ -147,6 +147,10 @@ def _cpu_memory(
             f"{seqs} x {length} tokens at {per_token} bytes: {wanted} GiB, within {limit_name}; see {DOC}#cpu"
         ),
         "settings.enforce_eager": f"starts in 28 s instead of 100 s and needs no compiler; see {DOC}#cpu",
+        "memory.weights_gib": f"counted from config.json; see {DOC}#weights",
+        "memory.kv_cache_gib": f"VLLM_CPU_KVCACHE_SPACE; see {DOC}#cpu",
+        "memory.kv_cache_tokens": f"{space} GiB at {per_token:g} bytes a token, in blocks of {CPU_BLOCK}; see {DOC}#kv",
+        "memory.max_concurrency": f"requests of {length} tokens; see {DOC}#kv",
         "memory.overhead_gib": f"resident size of the process beside weights and KV cache; see {DOC}#cpu",
     }
     return memory, {"VLLM_CPU_KVCACHE_SPACE": str(space)}, reasons, weight + CPU_PROCESS_BYTES + space * GIB

@@ -104,10 +104,28 @@ def _attention(shape: ModelShape, count: int, tensor: int) -> list[Tensor]:
     if shape.latent is not None:
         return _latent_attention(shape, count, heads)
     kv = max(1, shape.kv_heads // tensor)
-    out = _linear("qkv_proj", count, (heads + 2 * kv) * shape.head_dim, shape.hidden, shape.qkv_bias)
+    queries = heads * (2 if shape.output_gate else 1)
+    out = _linear("qkv_proj", count, (queries + 2 * kv) * shape.head_dim, shape.hidden, shape.qkv_bias)
     out += _linear("o_proj", count, shape.hidden, heads * shape.head_dim, shape.o_bias)
     if shape.qk_norm:
         out += [Tensor("q_norm", count, shape.head_dim), Tensor("k_norm", count, shape.head_dim)]
+    return out
+
+
+def _linear_attention(shape: ModelShape, count: int, tensor: int) -> list[Tensor]:
+    """Return the tensors of ``count`` gated-delta-net layers on one GPU."""
+    state = shape.linear_state
+    if state is None or not count:
+        return []
+    keys, values, heads = (split(size, tensor) for size in (state.key_dim, state.value_dim, state.value_heads))
+    out = _linear("in_proj_qkvz", count, 2 * keys + 2 * values, shape.hidden)
+    out += _linear("in_proj_ba", count, 2 * heads, shape.hidden)
+    out += _linear("out_proj", count, shape.hidden, values)
+    out.append(Tensor("conv1d", count, (2 * keys + values) * state.kernel))
+    out += [
+        Tensor("gates", count, 2 * heads, width=4),
+        Tensor("gated_norm", count, state.value_dim // state.value_heads),
+    ]
     return out
 
 
@@ -138,6 +156,7 @@ def tensors(shape: ModelShape, tensor: int = 1, pipeline: int = 1) -> list[Tenso
     attention = layers - sum(1 for kind in shape.layer_kinds[:layers] if kind == "linear")
     inner = split(shape.intermediate, tensor)
     out = _attention(shape, attention, tensor)
+    out += _linear_attention(shape, layers - attention, tensor)
     out += _linear("gate_up_proj", dense, 2 * inner, shape.hidden, shape.mlp_bias)
     out += _linear("down_proj", dense, shape.hidden, inner, shape.mlp_bias)
     out += _mixture(shape, layers - dense, tensor)
