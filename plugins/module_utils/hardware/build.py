@@ -370,9 +370,9 @@ def _topology(raw: Raw, facts: HostFacts) -> None:
 
 def _packages(raw: Raw, facts: HostFacts) -> None:
     packages = facts.packages
-    dpkg, rpm = raw.text("dpkg"), raw.text("rpm")
-    if dpkg is not None:
-        packages.manager, packages.items = "dpkg", parse_packages.parse_dpkg(dpkg)
+    dpkg, rpm = raw.texts("dpkg"), raw.text("rpm")
+    if dpkg:
+        packages.manager, packages.items = "dpkg", parse_packages.parse_dpkg("\n".join(dpkg.values()))
     elif rpm is not None:
         packages.manager, packages.items = "rpm", parse_packages.parse_rpm(rpm)
     _holds(raw, facts)
@@ -445,12 +445,13 @@ def _services(raw: Raw, facts: HostFacts) -> None:
 
 
 def _kernel_log(raw: Raw, facts: HostFacts) -> None:
-    result = raw.result("kernel_log")
-    for item in result.items:
-        if item.state == OK:
-            source = "journal" if "journalctl" in item.path else "dmesg"
-            facts.kernel_log = parse_kernel_log.parse_kernel_log(item.text, source)
-            return
+    texts = raw.texts("kernel_log")
+    if texts:
+        source = "journal" if any("journalctl" in path for path in texts) else "dmesg"
+        facts.kernel_log = parse_kernel_log.parse_kernel_log("\n".join(texts.values()), source)
+    text = raw.text("fabric_manager_log")
+    if text is not None or raw.state("fabric_manager_log") == ABSENT:
+        facts.kernel_log.fabric_manager = [line for line in (text or "").splitlines() if line.strip()][-50:]
 
 
 def _docker(raw: Raw, facts: HostFacts) -> None:
@@ -699,7 +700,7 @@ def _network_and_time(raw: Raw, facts: HostFacts) -> None:
         facts.network.nft_ruleset = text
         facts.network.nft_tables = re.findall(r"^table (\w+ [\w.-]+)", text, re.MULTILINE)
     states = {name: unit.active_state for name, unit in facts.services.items()}
-    facts.time = parse_services.time_sync(raw.text("timedatectl"), raw.text("chrony"), states)
+    facts.time = parse_services.time_sync(raw.text("clock"), raw.text("chrony"), states)
 
 
 def _disks_and_security(raw: Raw, facts: HostFacts) -> None:

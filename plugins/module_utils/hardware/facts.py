@@ -481,6 +481,9 @@ class KernelLog:
     source: Optional[str] = fact("journal or dmesg")
     xids: Optional[list[Xid]] = fact("Xid lines, oldest first (at most 500)")
     nvrm: Optional[list[str]] = fact("other lines of the driver that name a fault (at most 200)")
+    fabric_manager: Optional[list[str]] = fact(
+        "last lines of the fabric manager's own log; [] where it is not installed"
+    )
     bar_messages: Optional[list[BarMessage]] = fact("memory windows that found no place")
 
 
@@ -708,7 +711,9 @@ class Scrape:
     state: str = field(default=NOT_COLLECTED, metadata={"says": "as for a probe"})
     error: str = field(default="", metadata={"says": "the reason in words"})
     metrics: Optional[list[str]] = fact("names of all series (histograms with their _bucket, _sum and _count)")
-    samples: dict[str, float] = table("series with labels -> value; buckets left out")
+    samples: dict[str, float] = table(
+        "series with labels -> value; buckets and what every exporter says of itself (go_, process_, node_) left out"
+    )
 
 
 @dataclass
@@ -819,6 +824,7 @@ class TimeSync:
     ntp_enabled: Optional[bool] = fact("whether a time service is on")
     service: Optional[str] = fact("active time service: chrony, ntpsec, systemd-timesyncd, …")
     offset_s: Optional[float] = fact("offset that chrony reports", "s")
+    estimated_error_s: Optional[float] = fact("error that the kernel estimates, where it is synchronised", "s")
 
 
 @dataclass

@@ -41,7 +41,7 @@ def parse_kernel_log(text: str, source: Optional[str] = None) -> KernelLog:
             bars.append(BarMessage(bar["device"], bar["driver"].lower(), bar["text"].strip()))
         elif _FAULT.search(cut):
             nvrm.append(cut.strip())
-    return KernelLog(source, xids[-MAX_XIDS:], nvrm[-MAX_LINES:], bars[-MAX_LINES:])
+    return KernelLog(source=source, xids=xids[-MAX_XIDS:], nvrm=nvrm[-MAX_LINES:], bar_messages=bars[-MAX_LINES:])
 
 
 def _time(prefix: str) -> Optional[str]:

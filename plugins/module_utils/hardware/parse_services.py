@@ -127,7 +127,9 @@ def read_scrape(scrape: Scrape, text: str) -> None:
         return
     scrape.metrics = sorted(parsed.names())
     for sample in parsed.samples:
-        if sample.name.endswith("_bucket") or len(scrape.samples) >= MAX_SAMPLES:
+        if sample.name.endswith("_bucket") or sample.name.startswith(("go_", "process_", "promhttp_", "node_")):
+            continue
+        if len(scrape.samples) >= MAX_SAMPLES:
             continue
         labels = ",".join(f'{key}="{one}"' for key, one in sorted(sample.labels.items()))
         if sample.value == sample.value and abs(sample.value) != float("inf"):
@@ -174,12 +176,20 @@ def sockets(text: str) -> list[Listener]:
     return found
 
 
-def time_sync(timedatectl: Optional[str], chrony: Optional[str], services: dict[str, Optional[str]]) -> TimeSync:
-    """Read ``timedatectl show`` and ``chronyc -n tracking``; ``services`` is unit -> active state."""
+def time_sync(clock: Optional[str], chrony: Optional[str], services: dict[str, Optional[str]]) -> TimeSync:
+    """Read adjtimex (or ``timedatectl show``) and ``chronyc -n tracking``; ``services`` is unit -> active state.
+
+    The kernel's clock is synchronised where neither its state is TIME_ERROR (5) nor the flag STA_UNSYNC (0x40) is set.
+    """
     found = TimeSync()
-    fields = key_values(timedatectl or "")
+    fields = key_values(clock or "")
     found.synchronized = values.switch(fields.get("NTPSynchronized"))
     found.ntp_enabled = values.switch(fields.get("NTP"))
+    state, status = values.integer(fields.get("state")), values.integer(fields.get("status"))
+    if found.synchronized is None and state is not None and status is not None:
+        found.synchronized = state != 5 and not status & 0x40
+    error = values.integer(fields.get("esterror_us"))
+    found.estimated_error_s = error / 1e6 if error is not None and found.synchronized else None
     if chrony is not None:
         leap = re.search(r"^Leap status\s*:\s*(.+?)\s*$", chrony, re.MULTILINE)
         if leap and found.synchronized is None:
@@ -197,6 +207,8 @@ def time_sync(timedatectl: Optional[str], chrony: Optional[str], services: dict[
         if services.get(unit) == "active":
             found.service = name
             break
+    if found.ntp_enabled is None and services:
+        found.ntp_enabled = found.service is not None
     return found
 
 

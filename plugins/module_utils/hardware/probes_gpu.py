@@ -167,9 +167,23 @@ def _kernel_log(host: LiveHost) -> list[Item]:
     return [Item(place, found.state, kept[-LOG_LIMIT:], found.error)]
 
 
+def _fabric_manager_log(host: LiveHost) -> list[Item]:
+    """Read the fabric manager's last words since the start of the machine, where it is installed."""
+    place = command_path(["journalctl", "-u", "nvidia-fabricmanager"])
+    if not host.glob("/lib/systemd/system/nvidia-fabricmanager.service") and host.which("nv-fabricmanager") is None:
+        return [Item(place, ABSENT)]
+    argv = ["journalctl", "-u", "nvidia-fabricmanager", "-b", "-n", "50", "--no-pager", "-q", "-o", "short-iso"]
+    return [host.command(argv, 4.0, at=place)]
+
+
 GPU_PROBES: tuple[Probe, ...] = (
     command_probe(
-        "nvidia_smi", "gpu", ("nvidia-smi", "-q", "-x"), "GPUs as the driver describes them", NVIDIA_SMI_TIMEOUT
+        "nvidia_smi",
+        "gpu",
+        ("nvidia-smi", "-q", "-x"),
+        "GPUs as the driver describes them",
+        NVIDIA_SMI_TIMEOUT,
+        more_paths=("commands/nvidia-smi_-q_-x.xml",),
     ),
     Probe(
         "gpu_processes",
@@ -245,5 +259,13 @@ GPU_PROBES: tuple[Probe, ...] = (
         _kernel_log,
         8.0,
         says="Xids, driver faults, memory windows without a place",
+    ),
+    Probe(
+        "fabric_manager_log",
+        "kernel_log",
+        (command_path(["journalctl", "-u", "nvidia-fabricmanager"]),),
+        _fabric_manager_log,
+        5.0,
+        says="what the fabric manager said last",
     ),
 )

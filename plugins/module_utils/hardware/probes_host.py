@@ -309,6 +309,14 @@ def _dpkg(host: LiveHost) -> list[Item]:
     return [host.command(["dpkg-query", "-W", f"-f={form}"], 5.0, at=command_path(["dpkg-query", "-W"]))]
 
 
+def _holds(host: LiveHost) -> list[Item]:
+    """Ask dpkg for what ``apt-mark showhold`` would print: apt keeps holds there, and dpkg answers far sooner."""
+    place = command_path(["apt-mark", "showhold"])
+    found = host.command(["dpkg-query", "-W", "-f=${db:Status-Want} ${Package}\n"], 5.0, at=place)
+    held = [line.split()[1] for line in found.text.splitlines() if line.startswith("hold ")]
+    return [Item(place, found.state, "".join(f"{name}\n" for name in held), found.error)]
+
+
 def _rpm(host: LiveHost) -> list[Item]:
     form = "%{NAME} %|EPOCH?{%{EPOCH}:}|%{VERSION}-%{RELEASE} %{ARCH}\n"
     return [host.command(["rpm", "-qa", "--qf", form], 8.0, at=command_path(["rpm", "-qa"]))]
@@ -395,7 +403,7 @@ HOST_PROBES: tuple[Probe, ...] = (
     Probe(
         "process_limits",
         "limits",
-        ("processes/[!s]*/limits", "processes/[!s]*/pid", "processes/sshd/limits", "processes/sshd/pid"),
+        tuple(f"processes/{name}/{file}" for name in ("pid1", *DAEMONS) for file in ("limits", "pid")),
         _process_limits,
         3.0,
         says="limits of PID 1 and of running daemons",
@@ -422,7 +430,7 @@ HOST_PROBES: tuple[Probe, ...] = (
         says="packages of a Debian family system",
     ),
     Probe("rpm", "packages", (command_path(["rpm", "-qa"]),), _rpm, 9.0, says="packages of an RPM system"),
-    command_probe("apt_holds", "packages", ("apt-mark", "showhold"), "packages on hold"),
+    Probe("apt_holds", "packages", (command_path(["apt-mark", "showhold"]),), _holds, 6.0, says="packages on hold"),
     files_probe(
         "dnf_versionlock",
         "packages",

@@ -6,6 +6,7 @@ control.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from urllib.parse import quote
 
@@ -17,7 +18,7 @@ from ansible_collections.metal.serve.plugins.module_utils.hardware import (
     values,
 )
 from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import find_directives
-from ansible_collections.metal.serve.plugins.module_utils.hardware.live import LiveHost
+from ansible_collections.metal.serve.plugins.module_utils.hardware.live import LiveHost, state_of
 from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import (
     ABSENT,
     ERROR,
@@ -261,6 +262,32 @@ def _disks(host: LiveHost) -> list[Item]:
     return items
 
 
+class _Timex(ctypes.Structure):
+    """The head of the kernel's struct timex (adjtimex(2)); the rest is room."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("esterror", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("rest", ctypes.c_byte * 256),
+    )
+
+
+def _clock(_host: LiveHost) -> list[Item]:
+    """Ask the kernel itself: timedatectl says the same, but starts a service for it, which can take seconds."""
+    place = "listings/adjtimex.txt"
+    timex = _Timex()
+    state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
+    if state < 0:
+        number = ctypes.get_errno()
+        return [Item(place, state_of(OSError(number, "")), "", f"adjtimex: {os.strerror(number)}")]
+    text = f"state={state}\nstatus={timex.status}\nmaxerror_us={timex.maxerror}\nesterror_us={timex.esterror}\n"
+    return [Item(place, OK, text)]
+
+
 def _container_processes(host: LiveHost) -> list[Item]:
     """Read limits and allowed processors of the first process of each running container, as the kernel has them."""
     if "docker_containers" not in host.found or host.found["docker_containers"].state != OK:
@@ -370,7 +397,13 @@ SERVICE_PROBES: tuple[Probe, ...] = (
         says="listening sockets, from the kernel",
     ),
     command_probe("nft", "network", ("nft", "list", "ruleset"), "firewall", 4.0),
-    command_probe("timedatectl", "time", ("timedatectl", "show"), "clock", 4.0),
+    Probe(
+        "clock",
+        "time",
+        ("listings/adjtimex.txt", command_path(["timedatectl", "show"])),
+        _clock,
+        says="whether the kernel's clock is synchronised",
+    ),
     command_probe("chrony", "time", ("chronyc", "-n", "tracking"), "offset of the clock", 3.0),
     Probe("disks", "disk", ("disks/*",), _disks, 7.0, second_round=True, says="space"),
     file_probe("selinux", "security", "/sys/fs/selinux/enforce", "SELinux"),
