@@ -14,7 +14,8 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
 
 ALIASES = {
     "rt": ("rt", "request_time"),
@@ -31,6 +32,8 @@ ALIASES = {
 
 REFUSALS = {401: "not_allowed", 403: "not_allowed", 413: "body_limit", 429: "rate_limit"}
 """Causes that the status alone tells."""
+
+ERROR_LINE = re.compile(r"\A(\d{4}/\d\d/\d\d) (\S+) \[\w+\] \d+#\d+: \*(\d+) (.*?)(?:, client: |\Z)")
 
 RACE_S = 0.05
 """An engine that closes within this time after a request was sent had decided to before: its idle limit was over."""
@@ -176,29 +179,46 @@ def parse_row(line: str) -> dict[str, Any] | None:
     return {name: value.strip('"') for name, value in pairs.items()} if "status" in pairs else None
 
 
-def parse_error(line: str) -> tuple[str, str] | None:
-    """Return connection number and message of a line of nginx's error log; None for lines without a connection."""
-    match = re.search(r"\[\w+\] \d+#\d+: \*(\d+) (.*?)(?:, client: |$)", line.strip())
-    return (match.group(1), match.group(2)) if match else None
+class ErrorLine(NamedTuple):
+    """A line of the error log: number of the connection, local time to the second, message."""
+
+    connection: str
+    second: str
+    message: str
+
+
+def parse_error(line: str) -> ErrorLine | None:
+    """Return a line of nginx's error log; None for lines without a connection."""
+    match = ERROR_LINE.search(line.strip())
+    if match is None:
+        return None
+    return ErrorLine(match.group(3), f"{match.group(1).replace('/', '-')}T{match.group(2)}", match.group(4))
 
 
 def count_causes(lines: Iterable[str], errors: Iterable[str] = ()) -> dict[str, int]:
     """Return how many requests of a log ended for which cause; lines that are no rows are left out.
 
-    ``errors`` are lines of the error log. A connection may carry many requests, so an error explains only rows with a
-    status above 399 or an incomplete answer.
+    ``errors`` are lines of the error log. A connection carries many requests, so an error explains the row of its
+    connection that ended in the same second or the next. nginx logs an answer that the engine broke off as a 200 like
+    any other: only the error log tells.
     """
-    said: dict[str, str] = {}
-    for line in errors:
-        parsed = parse_error(line)
-        if parsed is not None:
-            said[parsed[0]] = parsed[1]
+    said = {(one.connection, one.second): one.message for one in map(parse_error, errors) if one is not None}
     counts: dict[str, int] = {}
     for line in lines:
         row = parse_row(line)
         if row is None:
             continue
-        complete = field(row, "complete") == "OK" and field(row, "status") < "400"
-        cause = cause_of(row, "" if complete else said.get(field(row, "connection"), ""))
+        connection = field(row, "connection")
+        message = next((said[connection, second] for second in _seconds(row) if (connection, second) in said), "")
+        cause = cause_of(row, message)
         counts[cause.name] = counts.get(cause.name, 0) + 1
     return counts
+
+
+def _seconds(row: Mapping[str, Any]) -> list[str]:
+    """Return the second in which a row ended and the one before, as local times; none where it has no time."""
+    try:
+        ended = datetime.strptime(str(row.get("time", ""))[:19], "%Y-%m-%dT%H:%M:%S")
+    except ValueError:
+        return []
+    return [(ended - timedelta(seconds=back)).isoformat() for back in (0, 1)]

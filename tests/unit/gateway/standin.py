@@ -3,7 +3,8 @@
 """A small engine for gateway tests: it says what it was asked, streams when told, and misbehaves on request.
 
 Run as ``standin.py PORT [PORT...]``; every port is one engine. The prompt (first message, or ``prompt``) may hold
-orders: ``sleep=S`` before answering, ``status=N``, ``tokens=N``, ``gap=S`` between tokens, ``die`` (close, no answer).
+orders: ``sleep=S`` before answering, ``status=N``, ``tokens=N``, ``gap=S`` between tokens, ``die`` (close
+without an answer), ``cut`` (break a stream off).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 import sys
 import threading
 import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -41,10 +43,9 @@ class Engine(BaseHTTPRequestHandler):
             self._json(400, {"error": {"message": "not JSON", "type": "BadRequestError", "code": 400}})
             return
         prompt = str(asked.get("prompt") or (asked.get("messages") or [{}])[0].get("content", ""))
-        orders = dict(re.findall(r"(\w+)=([\d.]+)", prompt))
+        orders = dict(re.findall(r"(\w+)=([\d.]+)", prompt[:100]))
         if "die" in prompt.split():
             self.close_connection = True
-            self.connection.close()
             return
         time.sleep(float(orders.get("sleep", 0)))
         status = int(orders.get("status", 200))
@@ -52,7 +53,7 @@ class Engine(BaseHTTPRequestHandler):
             self._json(status, {"error": {"message": f"engine says {status}", "code": status}})
             return
         if asked.get("stream"):
-            self._stream(int(orders.get("tokens", 8)), float(orders.get("gap", 0.02)))
+            self._stream(int(orders.get("tokens", 8)), float(orders.get("gap", 0.02)), "cut" in prompt.split())
             return
         self._json(
             200,
@@ -87,7 +88,7 @@ class Engine(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def _stream(self, tokens: int, gap: float) -> None:
+    def _stream(self, tokens: int, gap: float, cut: bool) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
@@ -96,8 +97,16 @@ class Engine(BaseHTTPRequestHandler):
             time.sleep(gap)
             event = {"choices": [{"index": 0, "text": f"t{number} ", "delta": {"content": f"t{number} "}}]}
             self._chunk(f"data: {json.dumps(event)}\n\n".encode())
+        if cut:
+            self.close_connection = True
+            return
         self._chunk(b"data: [DONE]\n\n")
         self._chunk(b"")
+
+    def handle(self) -> None:
+        """Serve a connection; one that the other side gave up is no fault."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            super().handle()
 
     def _chunk(self, data: bytes) -> None:
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")

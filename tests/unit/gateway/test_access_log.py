@@ -82,12 +82,14 @@ def test_rows_are_read_from_json_and_from_pairs() -> None:
 
 def test_the_error_log_explains_the_rows_of_its_connection() -> None:
     row = {"status": 502, "uct": "0.000", "urt": "0.001", "upstream": "10.0.0.1:8100", "connection": 12}
+    row["time"] = "2026-11-30T15:56:09+01:00"
     line = f'2026/11/30 15:56:08 [error] 35#35: *12 {CLOSED}, client: 10.0.0.9, server: _, request: "POST /v1 HTTP/2.0"'
-    assert access_log.parse_error(line) == ("12", CLOSED)
-    rows = [json.dumps(row), json.dumps({**row, "status": 200, "complete": "OK"}), "no row"]
+    assert access_log.parse_error(line) == ("12", "2026-11-30T15:56:08", CLOSED)
+    later = {**row, "status": 200, "complete": "OK", "time": "2026-11-30T15:56:11+01:00"}
+    rows = [json.dumps(row), json.dumps(later), json.dumps({**later, "time": "yesterday"}), "no row"]
     assert access_log.count_causes(rows, [line, "2026/11/30 [notice] 35#35: signal"]) == {
         "keepalive_race": 1,
-        "served": 1,
+        "served": 2,
     }
 
 

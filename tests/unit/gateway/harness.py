@@ -1,0 +1,216 @@
+# Copyright: the Metalserve authors
+# SPDX-License-Identifier: Apache-2.0
+"""The role's own templates and variables, rendered as Ansible does it, and served by a real nginx."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.metal.serve.plugins.module_utils.gateway import tree
+
+ROOT = Path(__file__).parents[3]
+KEYS = [{"name": "finance", "key": "sk-finance-0123456789"}, {"name": "support", "key": "sk-sup.port/98+7=~"}]
+KEY = KEYS[0]["key"]
+ENGINE_KEY = "engine-secret-1234"
+TIMES = {
+    "longest_stream_s": 300,
+    "drain_s": 300,
+    "engine_keepalive_s": 180,
+    "gateway_upstream_keepalive_s": 120,
+    "client_keepalive_s": 180,
+    "gateway_connect_s": 1,
+    "gateway_send_s": 30,
+    "gateway_read_s": 60,
+    "longest_silent_prefill_s": 9,
+}
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nothing listens on."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def pool(name: str, ports: list[int], max_model_len: int = 2048, in_flight: int = 40, **more: Any) -> dict[str, Any]:
+    """Return a PoolPlan with one replica per port."""
+    return {
+        "pool": name,
+        "model": "smollm2",
+        "served_name": "smollm2",
+        "engine": "vllm",
+        "replicas": [
+            {"replica": f"{name}-0", "host": f"node-{number}", "address": "127.0.0.1", "port": port}
+            for number, port in enumerate(ports)
+        ],
+        "max_model_len": max_model_len,
+        "body_limit_bytes": 1048576,
+        "times": TIMES,
+        "admission": {"max_in_flight": in_flight, "queue": 10},
+        **more,
+    }
+
+
+def render(variables: Mapping[str, Any]) -> tree.Tree:
+    """Return the tree that the role would write, without certificates. Raises AssertionError with Ansible's words."""
+    known = {
+        "inventory_hostname": "gateway-a",
+        "groups": {"gateways": ["gateway-a"]},
+        "metalserve_api_keys": KEYS,
+        "metalserve_engine_api_key": ENGINE_KEY,
+        "__gateway_nginx": {"version": "1.22.1", "lua": True},
+        **variables,
+    }
+    script = Path(__file__).with_name("rendering.py")
+    done = subprocess.run(
+        [sys.executable, script], input=json.dumps(known), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    rendered = json.loads(done.stdout)
+    files = {name: text.encode() for name, text in {**rendered["files"], **rendered["secret_files"]}.items()}
+    main = (ROOT / "templates" / "gateway" / "nginx.conf.j2").read_bytes()
+    return tree.Tree(main=main, files=files, secrets=frozenset(rendered["secret_files"]))
+
+
+@dataclass
+class Gateway:
+    """A running nginx with this role's configuration."""
+
+    folder: Path
+    https: int
+    http: int
+    admin: int
+    process: subprocess.Popen[bytes]
+    context: ssl.SSLContext = field(repr=False)
+
+    @contextmanager
+    def connection(self, timeout: float = 10) -> Iterator[HTTPConnection]:
+        """Yield a connection over TLS."""
+        with closing(HTTPSConnection("127.0.0.1", self.https, context=self.context, timeout=timeout)) as client:
+            yield client
+
+    def ask(
+        self,
+        path: str = "/v1/completions",
+        body: Any = None,
+        key: str = KEY,
+        method: str = "",
+        **headers: str,
+    ) -> tuple[HTTPResponse, Any]:
+        """Send one request; return the answer and its body, from JSON where it is JSON."""
+        data = json.dumps(body).encode() if isinstance(body, dict) else body
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        if key:
+            named.setdefault("Authorization", f"Bearer {key}")
+        with self.connection() as client:
+            client.request(method or ("GET" if data is None else "POST"), path, body=data, headers=named)
+            answer = client.getresponse()
+            raw = answer.read()
+        try:
+            return answer, json.loads(raw)
+        except ValueError:
+            return answer, raw.decode("utf-8", "replace")
+
+    def log(self) -> list[dict[str, Any]]:
+        """Return the rows of the access log."""
+        text = (self.folder / "log" / "gateway-access.log").read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.splitlines()]
+
+    def row(self, request_id: str) -> dict[str, Any]:
+        """Return the row of one request; it is written a moment after the answer."""
+        for _ in range(50):
+            for row in self.log():
+                if row["id"] == request_id:
+                    return row
+            time.sleep(0.02)
+        raise AssertionError(f"no row for {request_id}")
+
+    def errors(self) -> str:
+        """Return the error log."""
+        return (self.folder / "log" / "gateway-error.log").read_text(encoding="utf-8")
+
+
+def certificate(folder: Path) -> None:
+    """Make a certificate for localhost and 127.0.0.1 in ``folder``."""
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost "
+        "-addext subjectAltName=DNS:localhost,IP:127.0.0.1 -keyout server.key -out server.crt"
+    )
+    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+
+
+@contextmanager
+def standins(ports: list[int]) -> Iterator[None]:
+    """Run a stand-in engine on each port."""
+    process = subprocess.Popen([sys.executable, str(Path(__file__).with_name("standin.py")), *map(str, ports)])
+    try:
+        for port in ports:
+            wait_for(port)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def gateway(folder: Path, pools: list[dict[str, Any]], **variables: Any) -> Iterator[Gateway]:
+    """Serve ``pools`` with the role's configuration from ``folder``."""
+    https, http, admin = free_ports(3)
+    (folder / "log").mkdir()
+    tls = folder / "made"
+    tls.mkdir()
+    certificate(tls)
+    wanted = render(
+        {
+            "gateway_pools": pools,
+            "gateway_https_port": https,
+            "gateway_http_port": http,
+            "gateway_admin_port": admin,
+            "gateway_listen_address": "127.0.0.1",
+            "gateway_log_dir": str(folder / "log"),
+            "__gateway_pid_file": str(folder / "nginx.pid"),
+            **variables,
+        }
+    )
+    copied = {f"tls/{name}": (tls / name).read_bytes() for name in ("server.crt", "server.key")}
+    wanted = tree.Tree(wanted.main, {**wanted.files, **copied}, wanted.secrets, frozenset(copied))
+    staged = tree.stage(str(folder), wanted)
+    # Workers of a root nginx run as another user and read what the master has opened; the logs' folder is enough.
+    os.chmod(folder, 0o755)
+    process = subprocess.Popen(["nginx", "-c", f"{staged}/nginx.conf", "-g", "daemon off;"], stderr=subprocess.PIPE)
+    try:
+        wait_for(admin, process)
+        context = ssl.create_default_context(cafile=str(tls / "server.crt"))
+        yield Gateway(folder, https, http, admin, process, context)
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def wait_for(port: int, process: subprocess.Popen[bytes] | None = None) -> None:
+    """Wait until something listens on a local port; fail with nginx's words where it ends instead."""
+    for _ in range(250):
+        with closing(socket.socket()) as client:
+            if client.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        if process is not None and process.poll() is not None:
+            raise AssertionError((process.stderr.read() if process.stderr else b"").decode())
+        time.sleep(0.02)
+    raise AssertionError(f"nothing listens on port {port}")
