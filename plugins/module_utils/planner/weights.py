@@ -172,12 +172,12 @@ def tensors(shape: ModelShape, tensor: int = 1, pipeline: int = 1) -> list[Tenso
 FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj", "qkv_proj", "self_attn"),
     "o_proj": ("o_proj", "self_attn"),
-    "gate_up_proj": ("gate_proj", "up_proj", "gate_up_proj"),
-    "down_proj": ("down_proj",),
-    "shared_experts.gate_up_proj": ("shared_expert", "shared_experts"),
-    "shared_experts.down_proj": ("shared_expert", "shared_experts"),
+    "gate_up_proj": ("gate_proj", "up_proj", "gate_up_proj", "mlp"),
+    "down_proj": ("down_proj", "mlp"),
+    "experts.w13": ("experts", "gate_proj", "up_proj", "mlp"),
+    "experts.w2": ("experts", "down_proj", "mlp"),
 }
-"""Names in a checkpoint that stand for a fused tensor here."""
+"""Last words in a checkpoint's names that stand for a fused tensor here."""
 
 
 def skipped(tensor: Tensor, quantization: Quantization) -> bool:
@@ -187,12 +187,17 @@ def skipped(tensor: Tensor, quantization: Quantization) -> bool:
     """
     if not tensor.linear:
         return True
-    names = FUSED.get(tensor.name, (tensor.name.rsplit(".", 1)[-1],))
+    shared = tensor.name.startswith("shared_expert")
+    plain = tensor.name.rsplit(".", 1)[-1]
+    names = FUSED.get(plain if shared else tensor.name, (plain,))
+    if shared:
+        names = (*names, "shared_expert", "shared_experts")
     for pattern in quantization.skip:
-        words = pattern.replace("re:", "").replace("\\", "").strip("^$.*").split(".")
-        if any(word.isdigit() for word in words):
+        words = [word.strip("*^$") for word in pattern.replace("re:", "").replace("\\", "").split(".")]
+        words = [word for word in words if word]
+        if not words or any(word.isdigit() for word in words):
             continue
-        if any(word.strip("*") in names for word in words):
+        if ("shared_expert" in pattern) == shared and words[-1] in names:
             return True
     return False
 

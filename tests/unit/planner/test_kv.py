@@ -1,0 +1,88 @@
+# Copyright: the Metalserve authors
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes per token by kind of attention, and the engine's own capacity formulas."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ansible_collections.metal.serve.plugins.module_utils.planner import kv
+from ansible_collections.metal.serve.plugins.module_utils.planner.errors import PlanError
+
+from .helpers import MODELS, shape
+
+PER_TOKEN = [
+    ("llama-3-8b", 1, "auto", 131_072),
+    ("llama-3.1-70b", 1, "auto", 327_680),
+    ("llama-3.1-70b", 8, "auto", 40_960),
+    ("llama-3.1-70b", 16, "auto", 40_960),  # 8 key heads: replicated, not divided further
+    ("qwen2-7b", 1, "auto", 57_344),  # measured
+    ("llama-2-7b", 1, "auto", 524_288),
+    ("llama-3-8b", 1, "fp8", 65_536),
+    ("llama-3-8b", 1, "int8_per_token_head", 65_536 + 32 * 2 * 8 * 4),
+    ("deepseek-v2-lite", 1, "auto", 31_104),  # measured
+    ("deepseek-v3", 1, "auto", 70_272),
+    ("deepseek-v3", 8, "auto", 70_272),  # latent attention is not divided by tensor parallelism
+    ("deepseek-v3", 8, "fp8", 35_136),
+    ("deepseek-v3.2", 8, "auto", 48_068),
+    ("deepseek-v4-flash", 8, "auto", 3_685),
+    ("deepseek-v4-pro", 8, "auto", 5_337),
+]
+
+
+@pytest.mark.parametrize(("name", "tensor", "dtype", "expected"), PER_TOKEN)
+def test_bytes_per_token(name: str, tensor: int, dtype: str, expected: int) -> None:
+    assert kv.bytes_per_token(shape(name), tensor, dtype) == pytest.approx(expected, abs=0.1)
+
+
+def test_the_measured_run_to_the_block() -> None:
+    # 112.95 GiB made 2,114,896 tokens and 64.54x at 32,768 on an H200.
+    held = kv.capacity(shape("qwen2-7b"), 121_276_955_239, 32768)
+    assert held.tokens == 2_114_896
+    assert round(held.max_concurrency, 2) == 64.54
+
+
+def test_the_measured_cpu_run() -> None:
+    # 1 GiB, 2 layers, 2 key heads of 32, bf16: 2,097,152 tokens and 2048.00x at 1,024.
+    tiny = shape("llama-3-8b", num_hidden_layers=2, num_key_value_heads=2, head_dim=32)
+    held = kv.capacity(tiny, 2**30, 1024)
+    assert (held.tokens, round(held.max_concurrency, 2)) == (2_097_152, 2048.0)
+
+
+def test_sliding_layers_keep_a_window() -> None:
+    model = shape("gemma-3-27b-text")  # 10 full layers, 52 sliding ones of 1,024 tokens
+    short = kv.capacity(model, 40 * 2**30, 2048, batched=2048)
+    long = kv.capacity(model, 40 * 2**30, 131072, batched=2048)
+    everything_full = kv.capacity(shape("gemma-3-27b-text", sliding_window=None), 40 * 2**30, 131072)
+    assert long.tokens > 3 * everything_full.tokens
+    assert long.tokens > short.tokens  # the window weighs less the longer the context
+    assert kv.bytes_per_token(model) == 10 * 2 * 16 * 128 * 2
+
+
+def test_linear_layers_hold_a_state_per_request() -> None:
+    model = shape("qwen3-next-80b-a3b")
+    assert model.hybrid
+    assert kv.bytes_per_token(model) == 12 * 2 * 2 * 256 * 2
+    held = kv.capacity(model, 40 * 2**30, 131072)
+    assert held.block_tokens % 16 == 0
+    assert held.block_tokens * kv.layer_token_bytes(model, 1, "auto") >= model.linear_state.bytes_per_sequence  # type: ignore[union-attr]
+
+
+def test_an_unknown_type_is_named() -> None:
+    with pytest.raises(PlanError, match="kv_cache_dtype is 'fp7'"):
+        kv.bytes_per_token(shape("llama-3-8b"), 1, "fp7")
+
+
+@given(
+    name=st.sampled_from(sorted(path.stem for path in MODELS.glob("*.json"))),
+    size=st.integers(0, 2**37),
+    more=st.integers(0, 2**36),
+    length=st.integers(1, 200_000),
+)
+def test_more_memory_never_holds_less(name: str, size: int, more: int, length: int) -> None:
+    model = shape(name)
+    small, large = kv.capacity(model, size, length), kv.capacity(model, size + more, length)
+    assert large.tokens >= small.tokens
+    assert large.max_concurrency >= small.max_concurrency
