@@ -20,6 +20,10 @@ _TYPES = {
 }
 
 
+_NUMBER = Key("", "int", "")
+"""Roles take many whole numbers as text (kernel settings); without quotes they mean the same."""
+
+
 def options_of(role: str, specs: Any) -> dict[str, Key]:
     """Return the variables of a role by name, from the content of its meta/argument_specs.yml.
 
@@ -48,16 +52,16 @@ def _key(name: str, spec: Mapping[str, Any]) -> Key:
     each = None
     if kind == "list" and spec.get("elements") in _TYPES:
         each = Key("", _TYPES[spec["elements"]], "", keys=keys, open=not keys)
+    words = isinstance(choices, list) and all(isinstance(choice, str) for choice in choices)
     return Key(
         name,
         kind,
         "",
         default=spec.get("default", UNSET),
         required=bool(spec.get("required")),
-        choices=tuple(choice for choice in choices if isinstance(choice, str))
-        if kind == "str" and isinstance(choices, list)
-        else (),
+        choices=tuple(choices) if kind == "str" and words and isinstance(choices, list) else (),
         keys=keys if kind == "mapping" else (),
         each=each,
+        several=_NUMBER if kind == "str" else None,
         open=not keys,
     )

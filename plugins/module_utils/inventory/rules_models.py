@@ -57,19 +57,14 @@ def models(view: View) -> None:
                 right,
                 severity=ERROR if hub else WARNING,
             )
-        path = at(spec, ("source", "path"))
-        if (
-            at(spec, ("source", "type")) in ("archive", "rsync")
-            and text(path)
-            and view.exists is not None
-            and not re.match(r"https?://", path)
-            and not view.exists(path)
-        ):
+        path, kind = text(at(spec, ("source", "path"))), at(spec, ("source", "type"))
+        here = kind in ("local", "archive", "rsync") and path.startswith("/")
+        if here and view.exists is not None and not view.exists(path):
             view.add_at(
                 where,
                 (name, "source", "path"),
                 "does not exist on this machine",
-                "write the path of what is to be copied from the controller",
+                "write the path of what is to be copied from here to the nodes",
             )
 
 

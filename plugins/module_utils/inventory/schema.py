@@ -502,6 +502,7 @@ VARIABLES: tuple[Key, ...] = (
         "bool",
         "Whether warnings of an audit end it with exit code 1.",
         default=False,
+        text_on_command_line=True,
         scope=HOST,
     ),
     Key(
@@ -509,6 +510,7 @@ VARIABLES: tuple[Key, ...] = (
         "bool",
         "Whether an audit writes its verdicts as metrics on the nodes.",
         default=False,
+        text_on_command_line=True,
         scope=HOST,
     ),
     Key(
@@ -523,6 +525,7 @@ VARIABLES: tuple[Key, ...] = (
         "bool",
         "Redeploy a pool although its other replicas cannot carry the load.",
         default=False,
+        text_on_command_line=True,
         scope=RUN,
     ),
     Key(
@@ -530,6 +533,7 @@ VARIABLES: tuple[Key, ...] = (
         "bool",
         "Skip the soak of a rollback and do all nodes at once; gates stay.",
         default=False,
+        text_on_command_line=True,
         scope=RUN,
     ),
 )

@@ -1,0 +1,80 @@
+# Copyright: the Metalserve authors
+# SPDX-License-Identifier: Apache-2.0
+"""Loads ansible once, then forks an ansible-playbook for each line it reads, a JSON list of arguments.
+
+Answers with one JSON line each: exit status, output, and CPU seconds of the child.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import ansible.executor.playbook_executor as _loaded_before_the_fork  # noqa: F401
+import ansible.plugins.loader as plugins
+from ansible.cli.playbook import PlaybookCLI
+from ansible.inventory.manager import InventoryManager
+from ansible.parsing.dataloader import DataLoader
+from ansible.utils.vars import load_extra_vars, load_options_vars
+from ansible.vars.manager import VariableManager
+
+WARM_UP = "tests/fixtures/inventories/good/one_pool.yml"
+
+
+def _child(arguments: list[str], output: str) -> None:
+    """Become ansible-playbook; never returns."""
+    handle = os.open(output, os.O_WRONLY | os.O_TRUNC)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (handle, 1), (handle, 2)):
+        os.dup2(source, target)
+    sys.argv = ["ansible-playbook", *arguments]
+    for keeper in (load_options_vars, load_extra_vars):  # they keep what the loaded process had: no options at all
+        vars(keeper).clear()
+    status = 250
+    try:
+        PlaybookCLI.cli_executor(sys.argv)
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _serve() -> None:
+    """Answer requests until the input ends."""
+    plugins.init_plugin_loader()
+    warnings.filterwarnings("ignore", message="AnsibleCollectionFinder has already been configured")
+    loader = DataLoader()
+    inventory = InventoryManager(loader=loader, sources=[WARM_UP])
+    VariableManager(loader=loader, inventory=inventory).get_vars(host=inventory.get_host("node-a"))
+    plugins.callback_loader.get("ansible.builtin.default")
+    plugins.callback_loader.all(class_only=True)
+    plugins.strategy_loader.get("linear", class_only=True)
+    plugins.connection_loader.get("ansible.builtin.local", class_only=True)
+    for name in ("ansible.builtin.validate_argument_spec", "metal.serve.validate_inventory", "ansible.builtin.normal"):
+        plugins.action_loader.get(name, class_only=True)
+
+    for line in sys.stdin:
+        handle, output = tempfile.mkstemp()
+        os.close(handle)
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        child = os.fork()
+        if child == 0:
+            _child(json.loads(line), output)
+        _pid, status = os.waitpid(child, 0)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        text = Path(output).read_text(encoding="utf-8", errors="replace")
+        os.unlink(output)
+        print(json.dumps({"status": os.waitstatus_to_exitcode(status), "output": text, "cpu_s": cpu}), flush=True)
+
+
+if __name__ == "__main__":
+    _serve()
