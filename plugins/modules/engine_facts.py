@@ -1,0 +1,134 @@
+#!/usr/bin/python
+# Copyright: the Metalserve authors
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: engine_facts
+short_description: Say what the engines of a node run in
+version_added: 0.1.0
+description:
+  - Reads the Docker daemon's socket and C(/proc). Needs no Python package on the node and no running Docker.
+attributes:
+  check_mode:
+    description: Nothing is changed in either mode.
+    support: full
+  diff_mode:
+    description: Nothing is changed.
+    support: none
+author: The Metalserve authors (@metalserve)
+"""
+
+EXAMPLES = r"""
+- name: See what the engines run in
+  metal.serve.engine_facts:
+  register: __engine_facts
+"""
+
+RETURN = r"""
+docker:
+  description: Whether Docker answers, its version, and whether the kernel can limit swap.
+  returned: always
+  type: dict
+nofile_limit:
+  description: The most open files that Docker here may give a container; 0 where it may give any number.
+  returned: always
+  type: int
+containers:
+  description: Containers of engines, each with name, running, replica, release and state.
+  returned: always
+  type: list
+  elements: dict
+nftables:
+  description: Why this kernel or system cannot filter with nftables; empty where it can or nft is not installed yet.
+  returned: always
+  type: str
+firewall_loaded:
+  description: Whether the table C(inet metalserve) is loaded.
+  returned: always
+  type: bool
+"""
+
+import json
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.metal.serve.plugins.module_utils.hardware.live import LiveHost
+from ansible_collections.metal.serve.plugins.module_utils.runtime import limits
+
+FILTER = "%7B%22label%22%3A%5B%22metalserve.replica%22%5D%7D"
+
+
+def docker_json(host: LiveHost, request: str) -> Any:
+    """Return what the daemon answers, None where it does not."""
+    item = host.docker(request, at="docker")
+    return json.loads(item.text) if item.state == "ok" else None
+
+
+def nofile_limit(host: LiveHost) -> int:
+    """Return the hard limit of the daemon where it may not raise one, else 0."""
+    pid = host.file("/run/docker.pid").text.strip()
+    base = f"/proc/{pid}" if pid.isdigit() else "/proc/self"
+    if limits.has_sys_resource(host.file(f"{base}/status").text):
+        return 0
+    try:
+        return limits.parse_proc_limits(host.file(f"{base}/limits").text, "nofile")[1]
+    except ValueError:
+        return 0
+
+
+def containers_of(listing: Any) -> list[dict[str, Any]]:
+    """Return the containers of engines from ``GET /containers/json``."""
+    found = []
+    for item in listing if isinstance(listing, list) else []:
+        labels = item.get("Labels") or {}
+        found.append(
+            {
+                "name": (item.get("Names") or ["/"])[0].lstrip("/"),
+                "running": item.get("State") in ("running", "restarting", "paused"),
+                "state": str(item.get("State", "")),
+                "replica": labels.get("metalserve.replica", ""),
+                "release": labels.get("metalserve.release", ""),
+            }
+        )
+    return sorted(found, key=lambda entry: str(entry["name"]))
+
+
+def nftables(host: LiveHost) -> tuple[str, bool]:
+    """Return why nft cannot work here (``""``: it can, or it is not installed), and whether our table is loaded."""
+    program = host.which("nft")
+    if program is None:
+        return "", False
+    item = host.command([program, "list", "tables"], both=True)
+    if item.state == "ok":
+        return "", "table inet metalserve" in item.text.splitlines()
+    words = (item.text or item.error).strip().splitlines()
+    return words[0] if words else "nft fails", False
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(argument_spec={}, supports_check_mode=True)
+    host = LiveHost()
+    version = docker_json(host, "/version")
+    info = docker_json(host, "/info") if version else None
+    fault, loaded = nftables(host)
+    module.exit_json(
+        changed=False,
+        docker={
+            "running": isinstance(version, dict),
+            "version": str(version.get("Version", "")) if isinstance(version, dict) else "",
+            "swap_limit": bool(info.get("SwapLimit", True)) if isinstance(info, dict) else True,
+            "root": str(info.get("DockerRootDir", "")) if isinstance(info, dict) else "",
+        },
+        nofile_limit=nofile_limit(host),
+        containers=containers_of(docker_json(host, f"/containers/json?all=1&filters={FILTER}")),
+        nftables=fault,
+        firewall_loaded=loaded,
+    )
+
+
+if __name__ == "__main__":
+    main()

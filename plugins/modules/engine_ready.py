@@ -1,0 +1,220 @@
+#!/usr/bin/python
+# Copyright: the Metalserve authors
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: engine_ready
+short_description: Wait until engines truly serve
+version_added: 0.1.0
+description:
+  - An engine serves when it lists its model and completes a prompt. Until then its unit, its container, its log
+    and its processes are watched, and a start that cannot succeed any more fails at once, with the reason and the
+    end of the log.
+  - The action of the same name asks this module again and again and shows how far each engine is.
+options:
+  root:
+    description: Folder of everything this bundle keeps on a node.
+    type: path
+    default: /var/lib/metalserve
+  replicas:
+    description: Names of the replicas to wait for; their C(current) releases say how to ask them.
+    type: list
+    elements: str
+    required: true
+  api_key:
+    description: The engines' API key.
+    type: str
+    default: ''
+  timeout:
+    description: Seconds until a start counts as failed; the action's limit.
+    type: int
+    default: 900
+  wait:
+    description: Seconds that one call of the module looks before it reports.
+    type: int
+    default: 5
+  seen:
+    description: Replicas whose working process was seen by an earlier call.
+    type: list
+    elements: str
+    default: []
+attributes:
+  check_mode:
+    description: Waits for nothing in check mode.
+    support: full
+  diff_mode:
+    description: There is nothing to compare.
+    support: none
+  action:
+    description: Runs as an action that calls the module repeatedly.
+    support: full
+author: The Metalserve authors (@metalserve)
+"""
+
+EXAMPLES = r"""
+- name: Wait until the engine serves
+  metal.serve.engine_ready:
+    replicas: [short-0]
+    api_key: "{{ metalserve_engine_api_key }}"
+    timeout: 900
+"""
+
+RETURN = r"""
+replicas:
+  description: Each replica with ready, failed (the reason), doing (words) and log (its end).
+  returned: always
+  type: list
+  elements: dict
+seen:
+  description: Replicas whose working process was seen.
+  returned: always
+  type: list
+  elements: str
+"""
+
+import json
+import os
+import re
+import time
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.metal.serve.plugins.module_utils.engines import ready
+from ansible_collections.metal.serve.plugins.module_utils.release import state
+
+
+class Look:
+    """One look at one replica."""
+
+    def __init__(self, module: AnsibleModule, name: str) -> None:
+        self.module = module
+        self.replica = state.Replica(module.params["root"], name)
+        current = state.read_current(self.replica)
+        if current is None:
+            raise ValueError(f"{name} has no release on this node; run the tag engines first")
+        self.release = current.release
+        self.document = current.document
+
+    def command(self, *argv: str) -> str:
+        """Return what a program prints, both channels; ``""`` where it fails."""
+        code, out, err = self.module.run_command(list(argv))
+        return f"{out}{err}" if code == 0 else ""
+
+    def unit(self) -> ready.Unit:
+        """Ask systemd."""
+        text = self.command(
+            "systemctl", "show", self.replica.unit, "--property=ActiveState,SubState,NRestarts,ExecMainStatus"
+        )
+        found = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+        return ready.Unit(
+            found.get("ActiveState", "unknown"),
+            found.get("SubState", ""),
+            int(found.get("NRestarts") or 0),
+            int(found.get("ExecMainStatus") or 0),
+        )
+
+    def container(self) -> tuple[ready.Container | None, str]:
+        """Ask Docker for the container and the moment it was started."""
+        text = self.command("docker", "container", "inspect", "--format", "{{json .State}}", self.name)
+        if not text:
+            return None, ""
+        found = json.loads(text.splitlines()[0])
+        status = str(found.get("Status", ""))
+        return ready.Container(status, int(found.get("ExitCode", 0)), bool(found.get("OOMKilled"))), str(
+            found.get("StartedAt", "")
+        )
+
+    @property
+    def name(self) -> str:
+        """The container's name."""
+        return str(self.document["container_name"])
+
+    def journal(self) -> str:
+        """Return the end of the unit's journal, where the checks before a start speak."""
+        return self.command("journalctl", "--unit", self.replica.unit, "--lines=30", "--output=cat", "--no-pager")
+
+    def look(self, seen: set[str]) -> dict[str, Any]:
+        """Return ready, failed, doing and log."""
+        document = self.document
+        good, words = ready.serves(
+            str(document["address"]),
+            int(document["port"]),
+            document["health"],
+            str(document["served_name"]),
+            self.module.params["api_key"],
+        )
+        if good:
+            new = state.mark_served(self.replica, self.release)
+            return self.result(ready=True, doing=words, new=new)
+        container, started = self.container()
+        log = self.command("docker", "logs", "--since", started, "--tail", "500", self.name) if started else ""
+        patterns = document["log"]
+        core_gone = self.core_gone(patterns["core"], seen) if container and container.status == "running" else False
+        unit = self.unit()
+        reason = ready.failure(unit, container, ready.fatal_line(log, patterns["fatal"]), core_gone)
+        if reason:
+            return self.result(failed=reason, log=ready.tail(log) or ready.tail(self.journal()))
+        waiting = "checks before the start" if unit.sub == "start-pre" else ready.stage(log, patterns["stages"])
+        return self.result(doing=waiting or words, log=ready.tail(log))
+
+    def core_gone(self, pattern: str, seen: set[str]) -> bool:
+        """Return whether the working process was there before and is not now."""
+        if not pattern:
+            return False
+        there = re.search(pattern, self.command("docker", "top", self.name, "-eo", "pid,args")) is not None
+        if there:
+            seen.add(self.replica.name)
+        return not there and self.replica.name in seen
+
+    def result(
+        self, ready: bool = False, failed: str = "", doing: str = "", log: list[str] | None = None, new: bool = False
+    ) -> dict[str, Any]:
+        """Return one entry of the result."""
+        return {
+            "replica": self.replica.name,
+            "ready": ready,
+            "failed": failed,
+            "doing": doing,
+            "log": log or [],
+            "new": new,
+        }
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "root": {"type": "path", "default": "/var/lib/metalserve"},
+            "replicas": {"type": "list", "elements": "str", "required": True},
+            "api_key": {"type": "str", "default": "", "no_log": True},
+            "timeout": {"type": "int", "default": 900},
+            "wait": {"type": "int", "default": 5},
+            "seen": {"type": "list", "elements": "str", "default": []},
+        },
+        supports_check_mode=True,
+    )
+    p = module.params
+    os.environ["LC_ALL"] = "C.UTF-8"
+    if module.check_mode:
+        module.exit_json(changed=False, replicas=[], seen=[])
+    seen = set(p["seen"])
+    ends = time.monotonic() + p["wait"]
+    try:
+        looks = [Look(module, name) for name in p["replicas"]]
+        while True:
+            found = [look.look(seen) for look in looks]
+            if all(item["ready"] for item in found) or any(item["failed"] for item in found):
+                break
+            if time.monotonic() >= ends:
+                break
+            time.sleep(1.0)
+    except (ValueError, KeyError, OSError) as error:
+        module.fail_json(msg=str(error))
+    module.exit_json(changed=any(item["new"] for item in found), replicas=found, seen=sorted(seen))
+
+
+if __name__ == "__main__":
+    main()
