@@ -16,12 +16,14 @@ docker rm -f "$container" >/dev/null 2>&1 || true
 rm -rf "$folder.partial"
 mkdir -p "$folder.partial"
 docker run --name "$container" --label "metalserve.lab=$label" --network none --entrypoint /bin/sh \
+  --env HF_HUB_OFFLINE=1 --env HF_HUB_DISABLE_TELEMETRY=1 \
   --volume "$wheelhouse:/mnt:ro" --volume "$recipe:/media:ro" --volume "$folder.partial:/srv" "$image" -ec '
     /opt/engine/bin/python "$(echo /mnt/pip-*.whl)/pip" install --disable-pip-version-check --no-input --no-cache-dir \
       --no-index --find-links /mnt --no-deps --target /tmp/extra -r /media/requirements.txt
     gguf=$(find /tmp/extra -name "*.gguf")
     PYTHONPATH=/tmp/extra /opt/engine/bin/python /media/convert.py "$gguf" /srv
   '
+chmod -R a+rX "$folder.partial"
 chown -R "$owner" "$folder.partial"
 rm -rf "$folder" "$folder.key"
 mv "$folder.partial" "$folder"

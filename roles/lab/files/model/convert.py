@@ -11,14 +11,16 @@ import os
 import sys
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, LlamaForCausalLM
 
 
 def convert(gguf: str, output: str) -> None:
     """Write config, tokenizer (with its chat template) and bf16 weights of ``gguf`` into ``output``."""
     folder, name = os.path.split(gguf)
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
-    loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.bfloat16)
+    loaded = AutoModelForCausalLM.from_pretrained(
+        folder, gguf_file=name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+    )
     # A model loaded from GGUF remembers that and refuses to be saved; a fresh one of the same shape takes its weights.
     config = loaded.config
     if hasattr(config, "quantization_config"):
