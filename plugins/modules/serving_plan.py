@@ -95,7 +95,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.metal.serve.plugins.module_utils.hardware.collect import read_live
+from ansible_collections.metal.serve.plugins.module_utils.hardware.collect import collect
 from ansible_collections.metal.serve.plugins.module_utils.hardware.registry import choose
 from ansible_collections.metal.serve.plugins.module_utils.planner.errors import PlanError
 from ansible_collections.metal.serve.plugins.module_utils.planner.hostfacts import parse_node
@@ -161,7 +161,7 @@ def main() -> None:
                 f"config.json of {', '.join(sorted(set(unknown)))} is not below {p['model_root']}; put the model on "
                 "the node first (ansible-playbook site.yml --tags models)."
             )
-        facts = p["facts"] or read_live(choose(["base"])).to_dict()
+        facts = p["facts"] or collect(probes=choose(["base"])).facts.to_dict()
         planned = replica_plans(
             p["pools"], p["pool_plans"], p["node"], p["accelerator"], parse_node(facts), configs, revisions, indexes
         )

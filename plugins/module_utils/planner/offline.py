@@ -59,6 +59,7 @@ NEAREST = {
     "swap_space": "kv_offloading_size",
     "max_queue_size": "max_num_queued_reqs (vLLM 0.29 and later), or the pool's queue at the gateway",
 }
+FEW_CONTEXTS = 4
 TENSOR_SIZES = (1, 2, 4, 8, 16, 32)
 
 
@@ -256,6 +257,11 @@ def plan(request: Request) -> dict[str, Any]:
     warnings = list(engine.warnings)
     if count % per_replica:
         warnings.append(f"{count % per_replica} of {count} GPUs stay unused: a replica takes {per_replica}")
+    if engine.memory.capacity.max_concurrency < FEW_CONTEXTS:
+        warnings.append(
+            f"only {engine.memory.capacity.max_concurrency:.1f} requests of {length} tokens fit at once: more GPUs per "
+            "replica (--set tensor_parallel=N), a shorter max_model_len or an fp8 cache hold more"
+        )
     length_typical = int((load.prompt_mean or 256) + (load.output_mean or 0))
     reasons = {"placement.tensor_parallel": why, **engine.reasons}
     return {

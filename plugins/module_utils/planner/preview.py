@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ansible_collections.metal.serve.plugins.module_utils.hardware.build import build_facts
-from ansible_collections.metal.serve.plugins.module_utils.hardware.snapshot import SnapshotError, read_snapshot
+from ansible_collections.metal.serve.plugins.module_utils.hardware.collect import collect
+from ansible_collections.metal.serve.plugins.module_utils.hardware.snapshot import SnapshotError
 from ansible_collections.metal.serve.plugins.module_utils.planner import render
 from ansible_collections.metal.serve.plugins.module_utils.planner.batching import mapping
 from ansible_collections.metal.serve.plugins.module_utils.planner.errors import PlanError
@@ -54,10 +54,9 @@ def facts_of(folder: str, host: str, accelerator: str, gpus: int) -> tuple[dict[
     path = os.path.join(folder, host)
     if os.path.isdir(path):
         try:
-            snapshot = read_snapshot(path)
+            return collect(path).facts.to_dict(), ""
         except SnapshotError as error:
             raise PlanError(f"the snapshot of {host}: {error}.") from None
-        return build_facts(snapshot.results, "snapshot").to_dict(), ""
     if accelerator == "cpu":
         return {}, f"no snapshot of {host} in {folder}: its memory is not known"
     return example_node(gpus), (

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ansible_collections.metal.serve.plugins.module_utils.planner import kv
@@ -75,6 +75,7 @@ def test_an_unknown_type_is_named() -> None:
         kv.bytes_per_token(shape("llama-3-8b"), 1, "fp7")
 
 
+@settings(max_examples=60)
 @given(
     name=st.sampled_from(sorted(path.stem for path in MODELS.glob("*.json"))),
     size=st.integers(0, 2**37),

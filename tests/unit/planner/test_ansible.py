@@ -1,0 +1,159 @@
+# Copyright: the Metalserve authors
+# SPDX-License-Identifier: Apache-2.0
+"""The module, the filters, the preview of an inventory, and that every reason's link leads somewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleFilterError
+from ansible.module_utils import basic
+from ansible.module_utils.testing import patch_module_args
+
+from ansible_collections.metal.serve.plugins.filter import plans as filters
+from ansible_collections.metal.serve.plugins.module_utils.planner.pools import pool_plans
+from ansible_collections.metal.serve.plugins.module_utils.planner.presets import example_node
+from ansible_collections.metal.serve.plugins.module_utils.planner.preview import preview
+from ansible_collections.metal.serve.plugins.modules import serving_plan
+
+from .helpers import HOSTVARS, ROOT, config, facts, pool
+
+GROUPS = {"short": ["node-a"], "lab": ["node-c"]}
+MODELS = {"m": {"revision": "r1", "source": {"type": "local", "path": "/nonexistent"}}}
+
+
+class Ended(Exception):
+    """A module's answer."""
+
+
+def call(monkeypatch: pytest.MonkeyPatch, check: bool = False, **arguments: Any) -> dict[str, Any]:
+    """Run the module and return its answer; ``failed`` is in it where it failed."""
+    answer: dict[str, Any] = {}
+
+    def end(_self: basic.AnsibleModule, **values: Any) -> None:
+        answer.update(values)
+        raise Ended
+
+    def fail(_self: basic.AnsibleModule, msg: str, **values: Any) -> None:
+        answer.update(values, msg=msg, failed=True)
+        raise Ended
+
+    monkeypatch.setattr(basic.AnsibleModule, "exit_json", end)
+    monkeypatch.setattr(basic.AnsibleModule, "fail_json", fail)
+    with patch_module_args({**arguments, "_ansible_check_mode": check}), pytest.raises(Ended):
+        serving_plan.main()
+    return answer
+
+
+def plans(pools: dict[str, Any]) -> list[dict[str, Any]]:
+    return [plan.to_dict() for plan in pool_plans(pools, GROUPS, HOSTVARS)]
+
+
+def store(folder: Path, model: str = "llama-3-8b") -> Path:
+    (folder / "m" / "r1").mkdir(parents=True)
+    (folder / "m" / "r1" / "config.json").write_text(json.dumps(config(model)), encoding="utf-8")
+    return folder
+
+
+def test_the_module_plans_a_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pools = {"short": pool()}
+    given = {"pools": pools, "pool_plans": plans(pools), "node": "node-a", "models": MODELS, "facts": facts()}
+    answer = call(monkeypatch, model_root=str(store(tmp_path)), **given)
+    assert answer["changed"] is False
+    assert [plan["replica"] for plan in answer["replica_plans"]] == [f"short-{index}" for index in range(8)]
+    assert answer["replica_plans"][0]["revision"] == "r1"
+    assert answer["unknown"] == []
+
+
+def test_a_first_check_run_has_no_model_yet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pools = {"short": pool()}
+    given = {"pools": pools, "pool_plans": plans(pools), "node": "node-a", "models": MODELS, "facts": facts()}
+    given["model_root"] = str(tmp_path)
+    checked = call(monkeypatch, check=True, **given)
+    assert (checked["replica_plans"], checked["unknown"]) == ([], ["m"])
+    passed = call(monkeypatch, check=True, model_configs={"m": config("llama-3-8b")}, **given)
+    assert len(passed["replica_plans"]) == 8
+    real = call(monkeypatch, **given)
+    assert real["failed"]
+    assert "config.json of m" in real["msg"]
+
+
+def test_the_module_refuses_in_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pools = {"short": pool(max_model_len=8192)}
+    given = {"pools": pools, "pool_plans": plans(pools), "node": "node-a", "models": MODELS}
+    given["facts"] = facts(name="NVIDIA A10G", mib=23028)
+    answer = call(monkeypatch, model_root=str(store(tmp_path, "qwen2.5-32b")), **given)
+    assert answer["failed"]
+    assert "metalserve_pools.short." in answer["msg"]
+    assert answer["ways_out"]
+    (tmp_path / "m" / "r1" / "config.json").write_text("{", encoding="utf-8")
+    assert "cannot be read as JSON" in call(monkeypatch, model_root=str(tmp_path), **given)["msg"]
+
+
+def test_a_node_without_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pools = {"short": pool()}
+    answer = call(
+        monkeypatch, pools=pools, pool_plans=plans(pools), node="gateway", model_root=str(tmp_path), facts=facts()
+    )
+    assert answer["replica_plans"] == []
+
+
+def test_the_filter_reads_only_what_it_needs() -> None:
+    class Values(dict[str, Any]):
+        """Fails for any variable that a plan must not depend on."""
+
+        def __getitem__(self, key: str) -> Any:
+            assert key in filters.NAMES, key
+            return super().__getitem__(key)
+
+    hostvars = {name: Values(values, secret="x") for name, values in HOSTVARS.items()}
+    found = filters.pool_plans({"short": pool()}, GROUPS, hostvars)
+    assert found[0]["replicas"][0]["address"] == "10.0.0.11"
+    assert len(filters.replicas_of(found, "node-a")) == 8
+    assert "Pool short" in filters.pool_text(found[0])
+    with pytest.raises(AnsibleFilterError, match="engine is 'x'"):
+        filters.pool_plans({"short": pool(engine="x")}, GROUPS, hostvars)
+
+
+def test_a_preview_stands_in_for_what_is_not_known(tmp_path: Path) -> None:
+    pools = {"short": pool(), "lab": pool(container={"memory": "5G"}, max_model_len=2048)}
+    values = {"node-a": HOSTVARS["node-a"], "node-c": HOSTVARS["node-c"]}
+    planned = filters.pool_plans(pools, GROUPS, values)
+    shown = filters.node_preview(planned, pools, MODELS, "node-a", values, str(tmp_path))
+    assert shown["problem"] == ""
+    assert "example node of 8 x NVIDIA H200" in shown["text"]
+    assert "DeepSeek-V2-Lite stands in" in shown["text"]
+    assert "as short-0" in shown["text"]
+    lab = filters.node_preview(planned, pools, MODELS, "node-c", values, str(tmp_path))
+    assert "VLLM_CPU_KVCACHE_SPACE" in lab["text"]
+    assert "runs no engine" in preview(pools, planned, MODELS, "gateway", "nvidia", None, str(tmp_path)).text
+
+
+def test_a_preview_says_what_does_not_fit(tmp_path: Path) -> None:
+    pools = {"short": pool(max_model_len=10**6)}
+    planned = plans(pools)
+    shown = preview(pools, planned, MODELS, "node-a", "nvidia", 8, str(tmp_path))
+    assert shown.problem.startswith("node-a: ")
+    assert "max_position_embeddings" in shown.problem
+
+
+def test_a_preview_reads_a_snapshot(tmp_path: Path) -> None:
+    (tmp_path / "node-a").mkdir()
+    shown = preview({"short": pool()}, plans({"short": pool()}), MODELS, "node-a", "nvidia", 8, str(tmp_path))
+    assert "has 0 GPU(s)" in shown.problem  # an empty snapshot knows of no GPU: said, not guessed
+    assert len(example_node(4)["gpus"]) == 4
+
+
+def test_every_link_into_the_documentation_leads_somewhere() -> None:
+    text = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
+    anchors = {line[3:].strip() for line in text.splitlines() if line.startswith("## ")}
+    used = set()
+    for path in (ROOT / "plugins").rglob("*.py"):
+        used |= set(re.findall(r"(?:planning\.md|\{DOC\})#([a-z0-9-]+)", path.read_text(encoding="utf-8")))
+    assert len(used) > 20
+    assert used <= anchors
+    assert anchors - used <= {"memory", "error"} | used
