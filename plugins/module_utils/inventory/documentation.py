@@ -111,6 +111,8 @@ def _meaning(key: Key) -> str:
         text += f" Form: {key.hint}."
     if key.example:
         text += f" Example: `{key.example}`."
+    if key.unread:
+        text += " Not read by anything yet."
     if key.secret:
         text += " Never shown in a report."
     return text

@@ -58,8 +58,9 @@ def pool_groups(view: View) -> None:
         return
     setting = view.setting("metalserve_pools")
     children = list(inventory.children.get("engines", ()))
+    below = _below(inventory, "engines")
     for pool in (name for name in pools if isinstance(name, str)):
-        if pool in children:
+        if pool in below:
             if not inventory.group(pool):
                 view.add_at(
                     setting,
@@ -122,6 +123,18 @@ def pool_groups(view: View) -> None:
             hosts=idle,
             severity=WARNING,
         )
+
+
+def _below(inventory: Inventory, group: str) -> set[str]:
+    """Return all groups below a group, at any depth."""
+    found: set[str] = set()
+    waiting = [group]
+    while waiting:
+        for child in inventory.children.get(waiting.pop(), ()):
+            if child not in found:
+                found.add(child)
+                waiting.append(child)
+    return found
 
 
 def _leads_to_pools(inventory: Inventory, group: str, pools: Mapping[Any, Any]) -> bool:

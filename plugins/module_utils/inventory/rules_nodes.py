@@ -12,6 +12,7 @@ from ansible_collections.metal.serve.plugins.module_utils.inventory.model import
 )
 from ansible_collections.metal.serve.plugins.module_utils.inventory.schema import (
     FIRST_PORT,
+    LOWEST_PORT,
     PORTS_PER_POOL,
     RESERVED_PORTS,
 )
@@ -162,7 +163,7 @@ def ports(view: View) -> None:
         for position, (pool, spec) in enumerate(view.pools.items()):
             first = whole(spec.get("port"), FIRST_PORT + PORTS_PER_POOL * position)
             count = _replicas(view, host, spec)
-            if host not in view.inventory.group(pool) or first is None or count is None:
+            if host not in view.inventory.group(pool) or first is None or first < LOWEST_PORT or count is None:
                 continue
             clash = next((taken[port] for port in range(first, first + count) if port in taken), "")
             used = next((port for port in range(first, first + count) if port in RESERVED_PORTS), None)

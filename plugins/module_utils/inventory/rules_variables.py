@@ -25,6 +25,7 @@ from ansible_collections.metal.serve.plugins.module_utils.inventory.view import 
     at,
 )
 
+_PREFIX = "metalserve_"
 _ALMOST_PREFIX = re.compile(r"\A_*metal[-_ ]?serv(e|er|ice)?s?[-_ ]", re.IGNORECASE)
 
 
@@ -119,13 +120,14 @@ def _answer(view: View, name: str) -> tuple[str, str, str] | None:
 
 def _nearest_variable(name: str) -> str:
     """Return what is right instead of an unknown ``metalserve_`` name."""
-    near = values.nearest(name, BY_NAME, 0.7)
+    rest = name[len(_PREFIX) :]
+    near = values.nearest(rest, [known[len(_PREFIX) :] for known in BY_NAME], 0.7)
     if near:
-        return f"did you mean {near}?"
-    moved = values.nearest(name, knobs.MOVED, 0.85)
+        return f"did you mean {_PREFIX}{near}?"
+    moved = values.nearest(name, knobs.MOVED, 0.9)
     if moved:
         return f"write {knobs.MOVED[moved]}"
-    pool_key = values.nearest(name[len("metalserve_") :], [key.name for key in _pool_keys()], 0.85)
+    pool_key = values.nearest(rest, [key.name for key in _pool_keys()], 0.8)
     if pool_key:
         return f"did you mean metalserve_pools.<pool>.{pool_key}?"
     return f"remove it; {values.DOC} lists all variables"

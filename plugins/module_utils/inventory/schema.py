@@ -46,7 +46,8 @@ class Key:
     regular expression for the whole text (or for the names of a ``map``), ``hint`` says in words what it wants.
     ``variants`` maps the value of the key ``type`` to the keys that go with it. A ``secret`` is never shown.
     ``text_on_command_line``: ``-e name=true``, which Ansible passes on as text, is accepted; who reads such a
-    variable writes ``| bool``.
+    variable writes ``| bool``. ``unread``: nothing reads it yet; who
+    writes the reader takes the flag away.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Key:
     secret: bool = False
     scope: str = INVENTORY
     text_on_command_line: bool = False
+    unread: bool = False
     example: str = ""
 
     def key(self, name: str) -> Key | None:
@@ -83,6 +85,7 @@ PLACEHOLDER = "CHANGE_ME"
 OS_VARIABLES = ("metalserve_os_family", "ansible_os_family", "ansible_distribution")
 MAIN_GROUPS = ("engines", "gateways", "monitors")
 
+LOWEST_PORT = 1024
 FIRST_PORT = 8100
 PORTS_PER_POOL = 100
 MAKE_A_KEY = "openssl rand -hex 32 | ansible-vault encrypt_string --stdin-name {name}"
@@ -225,17 +228,18 @@ POOL = (
         "port",
         "int",
         "Port of the first replica; replica i adds i. Default: 8100 + 100 for each pool before this one.",
-        low=1024,
+        low=LOWEST_PORT,
         high=65535,
     ),
     Key("max_model_len", "int", "Longest prompt plus answer, in tokens. Default: 8192, on a CPU 2048.", low=1),
-    Key("prompt_tokens_min", "int", "Shortest prompt that comes here, in tokens.", low=0),
+    Key("prompt_tokens_min", "int", "Shortest prompt that comes here, in tokens.", low=0, unread=True),
     Key(
         "prompt_tokens_max",
         "int",
         "Longest prompt that comes here, in tokens; longer ones go to the next pool of the model.",
         low=1,
         example="32000",
+        unread=True,
     ),
     Key(
         "longest_stream_s",
@@ -246,7 +250,7 @@ POOL = (
         high=86400,
     ),
     Key("queue", "int", "Requests that may wait for each replica before the gateway answers 429.", default=100, low=0),
-    Key("fallback", "str", "Pool that takes over when no replica of this one is left.", empty=False),
+    Key("fallback", "str", "Pool that takes over when no replica of this one is left.", empty=False, unread=True),
     Key("workload", "mapping", "The load that is wanted; the plan rests on it.", keys=WORKLOAD),
     Key("slo", "mapping", "What is promised to clients.", keys=SLO),
     Key("minimums", "mapping", "What the slowest replica must do.", keys=MINIMUMS),
@@ -265,6 +269,7 @@ POOL = (
         each=Key("", "str", ""),
         pattern=r"[A-Za-z_][A-Za-z0-9_]*",
         hint="letters, digits and underscores",
+        unread=True,
     ),
 )
 

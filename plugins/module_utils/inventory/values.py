@@ -293,6 +293,8 @@ def _keys(key: Key, value: Mapping[Any, Any], path: Path, command_line: bool) ->
         fields = {"type": Key("type", "str", ""), **{field.name: field for field in key.variants[chosen]}}
     for name, item in value.items():
         if name in fields:
+            if fields[name].unread:
+                yield Finding((*path, name), "is checked, but nothing reads it yet", "leave it out", severity="warning")
             yield from walk(fields[name], item, (*path, name), command_line)
         elif not key.open:
             yield _unknown(name, fields, path)

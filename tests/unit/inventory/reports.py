@@ -38,8 +38,11 @@ def entries(output: str) -> list[Entry]:
         found.append(
             Entry(
                 match.group(1),
-                *(fields.get(name, "") for name in ("where", "value", "problem", "right")),
-                severity=severity,
+                fields.get("where", ""),
+                fields.get("value", ""),
+                fields.get("problem", ""),
+                fields.get("right", ""),
+                severity,
             )
         )
     return found
