@@ -88,6 +88,8 @@ class _Pool:
                     self.start()
                 if now >= self.host.deadline:
                     break
+                if late:
+                    continue
                 ends = [self._ends(name, began) for name, began in self.running.items()]
                 self.changed.wait(max(0.01, min([*ends, self.host.deadline]) - now))
             for name in self.probes:

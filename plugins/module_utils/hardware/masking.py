@@ -63,7 +63,7 @@ def mask_secrets(text: str) -> str:
 
 
 _KEY_VALUE = re.compile(
-    r"^(?P<head>[ \t]*(?:- )?[\"']?(?P<name>[A-Za-z][\w.-]{0,80})[\"']?[ \t]*[:=][ \t]*)(?P<value>\S.*)$"
+    r"^(?P<head>[ \t]*(?:- |local |export |set )?[\"'$]?(?P<name>[A-Za-z][\w.-]{0,80})[\"']?[ \t]*[:=][ \t]*)(?P<value>\S.*)$"
 )
 
 

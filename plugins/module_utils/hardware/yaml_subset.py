@@ -321,6 +321,8 @@ def _quoted(text: str, number: int) -> str:
     end = _quote_end(text)
     if end < 0 or _without_comment(" " + text[end:]).strip():
         raise _Bad(f"line {number + 1}: text after a closing quote")
+    if "\\\n" in text:
+        raise _Bad(f"line {number + 1}: an escaped line end is not read here")
     inner = re.sub(r"[ \t]*\n(\n*)[ \t]*", lambda match: match.group(1) or " ", text[1 : end - 1])
     if text[0] == "'":
         return inner.replace("''", "'")
@@ -356,7 +358,7 @@ def _plain(text: str) -> Any:  # noqa: PLR0911 - one return per type
         return int(bare, 16)
     if re.match(r"\A[-+]?0[0-7_]+\Z", text):
         return int(bare, 8)
-    if re.match(r"\A[-+]?(?:[0-9][0-9_]*)\.[0-9_]*(?:[eE][-+][0-9]+)?\Z", text):
+    if re.match(r"\A[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+][0-9]+)?\Z", text):
         return float(bare)
     return text
 
@@ -371,7 +373,9 @@ def _flow(text: str, position: int, number: int, depth: int) -> tuple[Any, int]:
     char = text[position]
     if char in "\"'":
         end = _quote_end(text[position:])
-        return (None, -1) if end < 0 else (_quoted(text[position : position + end], number), position + end)
+        if end < 0:
+            raise _Bad(f"line {number + 1}: a quote that goes on over lines in brackets is not read here")
+        return _quoted(text[position : position + end], number), position + end
     if char not in "[{":
         if char in "&*!|>%@`":
             raise _Bad(f"line {number + 1}: {char} is not read here")
@@ -396,15 +400,9 @@ def _flow(text: str, position: int, number: int, depth: int) -> tuple[Any, int]:
             if close == "]" or isinstance(value, (list, dict)):
                 raise _Bad(f"line {number + 1}: pair inside a list")
             key = value
-            after = _blank(text, position + 1)
-            if after >= len(text):
+            value, position = _flow_after_colon(text, position + 1, number, depth)
+            if position < 0:
                 return None, -1
-            if text[after] in ",}":
-                value, position = None, after
-            else:
-                value, position = _flow(text, position + 1, number, depth + 1)
-                if position < 0:
-                    return None, -1
             if key in table:
                 raise _Bad(f"line {number + 1}: key {str(key)[:40]!r} stands twice")
             table[key] = value
@@ -421,6 +419,14 @@ def _flow(text: str, position: int, number: int, depth: int) -> tuple[Any, int]:
             position += 1
         elif text[position] != close:
             raise _Bad(f"line {number + 1}: expected , or {close}")
+
+
+def _flow_after_colon(text: str, position: int, number: int, depth: int) -> tuple[Any, int]:
+    """Return the value of a pair in braces; one that is left out is None."""
+    position = _blank(text, position)
+    if position < len(text) and text[position] in ",}":
+        return None, position
+    return _flow(text, position, number, depth + 1)
 
 
 def _blank(text: str, position: int) -> int:

@@ -1,0 +1,2 @@
+# Copyright: the Metalserve authors
+# SPDX-License-Identifier: Apache-2.0
