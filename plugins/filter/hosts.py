@@ -40,11 +40,9 @@ def daemon_gpu_settings(docker_version_: str) -> dict[str, Any]:
         raise AnsibleFilterError(str(error)) from None
 
 
-def docker_decision(
-    docker: Mapping[str, Any], restart_for: Sequence[str], reload_for: Sequence[str] = ()
-) -> dict[str, str]:
+def docker_decision(docker: Mapping[str, Any], restart_for: Sequence[str]) -> dict[str, str]:
     """Return ``action`` and ``message`` for a running dockerd; ``docker`` is what metal.serve.docker_facts returned."""
-    decision = docker_state.decide(restart_for, reload_for, bool(docker["running"]), docker["serving"])
+    decision = docker_state.decide(restart_for, bool(docker["running"]), docker["serving"])
     return {"action": decision.action, "message": decision.message}
 
 

@@ -18,7 +18,8 @@ description:
   - A file that is not valid is refused with its position and left as it is. A file that needs no change keeps its
     very bytes.
   - The new file is validated by C(dockerd --validate) before it replaces the old one, where this Docker has the option.
-  - Says what dockerd must do to use the changes, and goes on saying so in later runs until it was restarted.
+  - A running dockerd takes over at once what it can without a restart (SIGHUP). What needs a restart is returned, in
+    later runs too, until dockerd was restarted.
 options:
   path:
     description: The file.
@@ -97,8 +98,8 @@ restart_for:
   returned: always
   type: list
   elements: str
-reload_for:
-  description: Settings that changed since dockerd started and that it takes over on SIGHUP.
+reloaded:
+  description: Settings that a running dockerd took over at once.
   returned: always
   type: list
   elements: str
@@ -109,6 +110,7 @@ content:
 """
 
 import os
+import signal
 import stat
 import tempfile
 import time
@@ -132,14 +134,14 @@ def _read(path: str) -> str:
         ) from None
 
 
-def _started_at() -> float:
-    """Return when dockerd started, in seconds since the epoch; 0 where none runs."""
+def _daemon() -> tuple[int, float]:
+    """Return the process id of dockerd and when it started, in seconds since the epoch; zeros where none runs."""
     try:
-        pid = _read("/run/docker.pid").strip()
-        ticks = docker_state.parse_start_ticks(_read(f"/proc/{int(pid)}/stat"))
-        return docker_state.parse_boot_time(_read("/proc/stat")) + ticks / os.sysconf("SC_CLK_TCK")
+        pid = int(_read("/run/docker.pid").strip())
+        ticks = docker_state.parse_start_ticks(_read(f"/proc/{pid}/stat"))
+        return pid, docker_state.parse_boot_time(_read("/proc/stat")) + ticks / os.sysconf("SC_CLK_TCK")
     except (ValueError, OSError):
-        return 0.0
+        return 0, 0.0
 
 
 def _mode(path: str) -> int:
@@ -164,13 +166,14 @@ def _validate(module: AnsibleModule, text: str) -> None:
 
 
 def _pending(state: dict[str, Any], merged: daemon_json.Merge, started_at: float) -> list[dict[str, Any]]:
-    """Return what dockerd has not taken over yet: earlier changes that are newer than its start, and those of now."""
-    now = time.time()
-    waiting = [entry for entry in state.get("changes", []) if started_at and entry["at"] > started_at]
-    if started_at and merged.changed:
+    """Return what waits for a restart of dockerd: earlier changes that are newer than its start, and those of now."""
+    now = round(time.time(), 3)
+    waiting = [entry for entry in state.get("waiting", []) if started_at and entry["at"] > started_at]
+    if started_at:
         waiting += [
-            {"key": ".".join(path), "action": daemon_json.daemon_action([path], merged.content), "at": now}
+            {"key": ".".join(path), "at": now}
             for path in merged.changed
+            if daemon_json.daemon_action([path], merged.content) == "restart"
         ]
     latest = {entry["key"]: entry for entry in waiting}
     return [latest[key] for key in sorted(latest)]
@@ -214,9 +217,11 @@ def main() -> None:
     merged = daemon_json.merge(existing, settings, defaults, records)
     new = daemon_json.render(merged.content) if merged.changed else old
 
-    waiting = _pending(state, merged, _started_at())
+    pid, started_at = _daemon()
+    waiting = _pending(state, merged, started_at)
+    reloadable = [path for path in merged.changed if daemon_json.daemon_action([path], merged.content) == "reload"]
     owned = daemon_json.records_to_json(merged.records)
-    new_state = canonical_json({"owned": owned, "changes": waiting})
+    new_state = canonical_json({"owned": owned, "waiting": waiting})
     state_changed = owned != state.get("owned", []) or bool(merged.changed)
     if not state_changed:
         # Forgetting a change that dockerd took over meanwhile is no change of the machine.
@@ -234,12 +239,15 @@ def main() -> None:
             _validate(module, new)
     if not module.check_mode:
         try:
-            if merged.changed:
-                os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-                write_atomic(path, new, _mode(path))
+            # The memory first: a run that is interrupted in between then finds its own values, not somebody else's.
             if state_changed:
                 os.makedirs(os.path.dirname(state_path), mode=0o755, exist_ok=True)
                 write_atomic(state_path, new_state)
+            if merged.changed:
+                os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+                write_atomic(path, new, _mode(path))
+            if pid and reloadable:
+                os.kill(pid, signal.SIGHUP)
         except OSError as error:
             module.fail_json(msg=f"{error.filename or path} cannot be written: {error.strerror}")
 
@@ -247,8 +255,8 @@ def main() -> None:
         changed=bool(merged.changed) or state_changed,
         keys=[".".join(item) for item in merged.changed],
         kept=[".".join(item) for item in merged.kept],
-        restart_for=[entry["key"] for entry in waiting if entry["action"] == "restart"],
-        reload_for=[entry["key"] for entry in waiting if entry["action"] == "reload"],
+        restart_for=[entry["key"] for entry in waiting],
+        reloaded=[".".join(item) for item in reloadable] if pid else [],
         content=merged.content,
         diff=[
             {"before_header": path, "after_header": path, "before": old, "after": new},

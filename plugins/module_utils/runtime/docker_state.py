@@ -19,7 +19,7 @@ CONTAINER_PREFIX = "metalserve-"
 
 @dataclass(frozen=True)
 class Decision:
-    """``action`` is ``none``, ``reload``, ``restart`` or ``pending``; ``message`` says why in one sentence, or is
+    """``action`` is ``none``, ``restart`` or ``pending``; ``message`` says why in one sentence, or is
     empty."""
 
     action: str
@@ -36,11 +36,10 @@ def serving_containers(listing: Sequence[Mapping[str, Any]]) -> list[str]:
     return sorted(names)
 
 
-def decide(restart_for: Sequence[str], reload_for: Sequence[str], running: bool, serving: Sequence[str]) -> Decision:
+def decide(restart_for: Sequence[str], running: bool, serving: Sequence[str]) -> Decision:
     """Return what to do with dockerd.
 
-    ``restart_for`` and ``reload_for`` name what changed and needs one; ``serving`` are our running containers.
-    Reloadable changes are taken over even where a restart has to wait.
+    ``restart_for`` names what dockerd takes over at a restart only; ``serving`` are our running containers.
     """
     if not running:
         return Decision("none")
@@ -53,7 +52,7 @@ def decide(restart_for: Sequence[str], reload_for: Sequence[str], running: bool,
             f"docker restart pending: {waiting} take effect only then, and {len(serving)} engine container(s) run here"
             f" ({', '.join(serving)}). Drain this node and restart Docker with playbooks/maintain.yml.",
         )
-    return Decision("reload" if reload_for else "none")
+    return Decision("none")
 
 
 def parse_start_ticks(stat: str) -> int:

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -180,7 +182,11 @@ def test_the_effective_blacklist_is_what_counts() -> None:
     assert packages.unprotected(names, []) == sorted(names)
 
 
-LISTING = [{"Names": ["/metalserve-short-0-0123456789ab"]}, {"Names": ["/registry"]}, {"Names": None}]
+LISTING: list[dict[str, Any]] = [
+    {"Names": ["/metalserve-short-0-0123456789ab"]},
+    {"Names": ["/registry"]},
+    {"Names": None},
+]
 
 
 def test_our_containers_are_known_by_name() -> None:
@@ -188,20 +194,19 @@ def test_our_containers_are_known_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("restart", "reload", "running", "serving", "action"),
+    ("restart", "running", "serving", "action"),
     [
-        ([], [], True, [], "none"),
-        ([], [], True, ["metalserve-a"], "none"),
-        ([], ["live-restore"], True, ["metalserve-a"], "reload"),
-        (["log-opts"], ["live-restore"], True, [], "restart"),
-        (["log-opts"], ["live-restore"], True, ["metalserve-a"], "pending"),
-        (["log-opts"], ["live-restore"], False, [], "none"),
+        ([], True, [], "none"),
+        ([], True, ["metalserve-a"], "none"),
+        (["log-opts"], True, [], "restart"),
+        (["log-opts"], True, ["metalserve-a"], "pending"),
+        (["log-opts"], False, [], "none"),
     ],
 )
 def test_docker_is_never_restarted_beside_an_engine(
-    restart: list[str], reload: list[str], running: bool, serving: list[str], action: str
+    restart: list[str], running: bool, serving: list[str], action: str
 ) -> None:
-    decision = docker_state.decide(restart, reload, running, serving)
+    decision = docker_state.decide(restart, running, serving)
     assert decision.action == action
     assert decision.message.startswith("docker restart pending: log-opts") == (action == "pending")
 

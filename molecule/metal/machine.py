@@ -1,0 +1,309 @@
+# Copyright: the Metalserve authors
+# SPDX-License-Identifier: Apache-2.0
+"""A real machine, in software: builds a Debian disk and runs it under QEMU with two NUMA nodes and its own kernel.
+
+    machine.py build --cache DIR          the disk, kernel and initial ramdisk, once per recipe
+    machine.py start --cache DIR --run DIR   boots it (kvm where that works, else emulated) and waits for SSH
+    machine.py stop --run DIR             ends it and forgets what it wrote
+
+The disk is never written to: each run has its own overlay, which lives as long as the machine and survives its reboots.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import inspect
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+SUITE = "bookworm"
+MIRROR = "http://deb.debian.org/debian"
+PACKAGES = [
+    "ca-certificates",
+    "dbus",
+    "initramfs-tools",
+    "iproute2",
+    "kmod",
+    "linux-image-cloud-amd64",
+    "openssh-server",
+    "python3",
+    "sudo",
+    "systemd-sysv",
+    "udev",
+]
+# Fetched while the disk is built and installed by the role in the machine: an emulated network is slow.
+FETCHED = ["docker.io", "python3-requests"]
+TIMERS = ["apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "fstrim.timer"]
+DISK_SIZE = "8G"
+MEMORY_MIB = 2048
+BOOT_SECONDS = 420
+KVM_SECONDS = 8
+
+# The kernel finds its disk with these few drivers; the usual ramdisk with all of them takes seconds to unpack.
+INITRAMFS = "MODULES=list\nCOMPRESS=gzip\n"
+INITRAMFS_MODULES = "virtio_pci\nvirtio_blk\next4\n"
+NETWORK = "[Match]\nName=en* eth*\n[Network]\nDHCP=ipv4\n"
+KERNEL_LINE = "root=/dev/vda rw console=ttyS0 mitigations=off net.ifnames=0"
+
+# What no reader of the Debian policy expects on a machine is left out: this is a server image, without documentation.
+DPKG_OPTIONS = ["force-unsafe-io", "path-exclude=/usr/share/man/*", "path-exclude=/usr/share/doc/*"]
+
+
+def say(text: str) -> None:
+    """Print progress to standard error; standard output is for results."""
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
+
+
+def host_files() -> dict[str, bytes]:
+    """Return the host's own apt settings and certificates that a machine behind the same mirror or proxy needs."""
+    found = {}
+    for pattern in (
+        "etc/apt/apt.conf.d/*proxy*",
+        "etc/apt/apt.conf.d/*mirror*",
+        "usr/local/share/ca-certificates/*.crt",
+    ):
+        for path in sorted(Path("/").glob(pattern)):
+            found[str(path)] = path.read_bytes()
+    return found
+
+
+def mirror() -> str:
+    """Return the Debian mirror: METALSERVE_DEBIAN_MIRROR, else the host's own, else the public one."""
+    if os.environ.get("METALSERVE_DEBIAN_MIRROR"):
+        return os.environ["METALSERVE_DEBIAN_MIRROR"]
+    for path in [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]:
+        if path.is_file():
+            match = re.search(
+                r"^(?:URIs:|deb(?: \[[^]]*\])?)\s+(https?://\S+/debian)/?(?:\s|$)", path.read_text(), re.M
+            )
+            if match:
+                return match.group(1)
+    return MIRROR
+
+
+def recipe(public_key: str) -> str:
+    """Return the key of the disk: everything that its content depends on, hashed."""
+    parts = [inspect.getsource(function).encode() for function in (build, furnish)]
+    parts += [repr(value).encode() for name, value in sorted(globals().items()) if name.isupper()]
+    parts += [mirror().encode(), public_key.encode()]
+    parts += [name.encode() + content for name, content in host_files().items()]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def ssh_key(cache: Path) -> Path:
+    """Return the private key for this checkout's machines, made once."""
+    key = cache / "ssh_key"
+    if not key.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "metal", "-f", str(key)], check=True)
+    return key
+
+
+def build(cache: Path) -> Path:
+    """Return the folder with disk.img, vmlinuz and initrd.img; build it where this recipe was never built."""
+    public = ssh_key(cache).with_suffix(".pub").read_text()
+    target = cache / recipe(public)
+    if (target / "disk.img").exists():
+        return target
+    for old in cache.iterdir():
+        if old.is_dir() and re.fullmatch(r"[0-9a-f]{16}(\.new)?", old.name):
+            shutil.rmtree(old)
+    work = target.with_suffix(".new")
+    work.mkdir()
+    root = work / "root"
+    say(f"building a {SUITE} machine from {mirror()}")
+    command = ["mmdebstrap", "--variant=apt", "--format=directory", "--include=" + ",".join(PACKAGES)]
+    command += [f"--dpkgopt={option}" for option in DPKG_OPTIONS]
+    # The package lists and the fetched packages stay, for the role that installs them.
+    command += [
+        "--skip=cleanup/apt",
+        f'--customize-hook=chroot "$1" apt-get install -d -y --no-install-recommends {" ".join(FETCHED)}',
+    ]
+    command += [f"--setup-hook=copy-in {name} {Path(name).parent}" for name in host_files() if "apt.conf.d" in name]
+    command += [SUITE, str(root), f"deb {mirror()} {SUITE} main", f"deb {mirror()} {SUITE}-updates main"]
+    subprocess.run(command, check=True, stdout=sys.stderr)
+    furnish(root, public)
+    for name in ("vmlinuz", "initrd.img"):
+        shutil.copy(next((root / "boot").glob(f"{name}-*")), work / name)
+    say("writing the disk")
+    subprocess.run(
+        ["mke2fs", "-q", "-t", "ext4", "-L", "root", "-d", str(root), str(work / "disk.img"), DISK_SIZE], check=True
+    )
+    shutil.rmtree(root)
+    work.rename(target)
+    return target
+
+
+def furnish(root: Path, public_key: str) -> None:
+    """Give the machine a network, a name, a key to log in with, and a small ramdisk."""
+    for name, content in host_files().items():
+        path = root / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    texts = {
+        "etc/hostname": "node-metal\n",
+        "etc/hosts": "127.0.0.1 localhost\n127.0.1.1 node-metal\n",
+        "etc/fstab": "/dev/vda / ext4 defaults,noatime 0 1\n",
+        "etc/resolv.conf": "nameserver 10.0.2.3\n",
+        "etc/systemd/network/20-dhcp.network": NETWORK,
+        "etc/initramfs-tools/conf.d/metal.conf": INITRAMFS,
+        "etc/initramfs-tools/modules": INITRAMFS_MODULES,
+        "root/.ssh/authorized_keys": public_key,
+    }
+    for name, text in texts.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.write_text(text)
+    (root / "root/.ssh").chmod(0o700)
+    chroot = ["chroot", str(root)]
+    subprocess.run([*chroot, "update-ca-certificates"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*chroot, "systemctl", "--quiet", "enable", "systemd-networkd.service", "ssh.service"], check=True)
+    subprocess.run([*chroot, "systemctl", "--quiet", "mask", *TIMERS], check=True)
+    subprocess.run([*chroot, "update-initramfs", "-u"], check=True, stdout=subprocess.DEVNULL)
+
+
+def qemu(image: Path, accelerator: list[str], *more: str) -> list[str]:
+    """Return the command line of a machine with two NUMA nodes, one processor and half of the memory on each."""
+    half = MEMORY_MIB // 2
+    command = ["qemu-system-x86_64", *accelerator, "-smp", "2", "-m", f"{MEMORY_MIB}M", "-display", "none"]
+    for node in (0, 1):
+        command += ["-object", f"memory-backend-ram,size={half}M,id=m{node}"]
+        command += ["-numa", f"node,nodeid={node},cpus={node},memdev=m{node}"]
+    command += ["-kernel", str(image / "vmlinuz"), "-initrd", str(image / "initrd.img")]
+    command += ["-drive", f"file={image / 'disk.img'},if=virtio,format=raw,snapshot=on,cache=unsafe"]
+    command += ["-device", "virtio-rng-pci", *more]
+    return command
+
+
+EMULATED = ["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max"]
+KVM = ["-accel", "kvm", "-cpu", "host"]
+
+
+def accelerator(image: Path) -> list[str]:
+    """Return the arguments for kvm if a kernel really gets going under it within seconds, else for emulation."""
+    if os.environ.get("METALSERVE_KVM") == "0" or not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return EMULATED
+    command = [
+        *qemu(image, KVM),
+        "-append",
+        "console=ttyS0 panic=-1 rdinit=/bin/true",
+        "-serial",
+        "stdio",
+        "-no-reboot",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL) as probe:
+        try:
+            output = probe.communicate(timeout=KVM_SECONDS)[0]
+        except subprocess.TimeoutExpired:
+            probe.kill()
+            output = probe.communicate()[0]
+    works = b"Run /bin/true as init" in output
+    say("kvm works" if works else "kvm does not get a kernel going here: emulating")
+    return KVM if works else EMULATED
+
+
+def free_port() -> int:
+    """Return a local port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def answers(port: int) -> bool:
+    """Return whether an SSH server greets on the local port."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=2) as connection:
+            connection.settimeout(5)
+            return connection.recv(4) == b"SSH-"
+    except OSError:
+        return False
+
+
+def running(run: Path) -> int:
+    """Return the process id of this run's machine, or 0."""
+    try:
+        pid = int((run / "qemu.pid").read_text())
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (OSError, ValueError):
+        return 0
+    return pid if b"qemu-system" in command and str(run).encode() in command else 0
+
+
+def console_tail(run: Path) -> Iterator[str]:
+    """Yield the last lines of the console, for a machine that did not come up."""
+    with contextlib.suppress(OSError):
+        yield from (run / "console.log").read_text(errors="replace").splitlines()[-25:]
+
+
+def start(cache: Path, run: Path) -> dict[str, object]:
+    """Boot the machine where it does not run yet and wait for SSH. Raises SystemExit if it does not come up."""
+    image = build(cache)
+    if running(run) and answers(int((run / "port").read_text())):
+        return {"port": int((run / "port").read_text()), "started": False}
+    stop(run)
+    run.mkdir(parents=True)
+    port = free_port()
+    began = time.monotonic()
+    network = f"user,model=virtio-net-pci,hostfwd=tcp:127.0.0.1:{port}-:22"
+    command = qemu(image, accelerator(image), "-nic", network, "-append", KERNEL_LINE)
+    command += ["-serial", f"file:{run / 'console.log'}", "-pidfile", str(run / "qemu.pid"), "-daemonize"]
+    subprocess.run(command, check=True)
+    (run / "port").write_text(f"{port}\n")
+    while not answers(port):
+        if not running(run) or time.monotonic() - began > BOOT_SECONDS:
+            print("\n".join(console_tail(run)), file=sys.stderr)
+            raise SystemExit(
+                f"the machine did not answer within {BOOT_SECONDS} s; its console is {run / 'console.log'}"
+            )
+        time.sleep(1)
+    took = round(time.monotonic() - began, 1)
+    say(f"the machine answers on port {port} after {took} s")
+    return {"port": port, "started": True, "boot_seconds": took}
+
+
+def stop(run: Path) -> None:
+    """End this run's machine and remove its folder."""
+    pid = running(run)
+    if pid:
+        os.kill(pid, signal.SIGTERM)
+        for _ in range(50):
+            if not running(run):
+                break
+            time.sleep(0.1)
+        else:
+            os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(run, ignore_errors=True)
+
+
+def main() -> None:
+    """Run one of the three commands and print its result as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("build", "start", "stop"))
+    parser.add_argument("--cache", type=Path, default=Path(".cache/metal"))
+    parser.add_argument("--run", type=Path, default=Path(".cache/metal/run"))
+    options = parser.parse_args()
+    cache, run = options.cache.resolve(), options.run.resolve()
+    if options.command == "stop":
+        stop(run)
+        print("{}")
+    elif options.command == "build":
+        print(json.dumps({"image": str(build(cache))}))
+    else:
+        print(json.dumps(start(cache, run)))
+
+
+if __name__ == "__main__":
+    main()
