@@ -549,7 +549,7 @@ def _nginx(raw: Raw, facts: HostFacts) -> None:
         except parse_nginx.BadConfig as error:
             nginx.config_error = str(error)[:300]
             facts.problems.append(f"nginx: {error}"[:300])
-    elif result.state == ERROR:
+    elif result.state == ERROR and result.items:
         nginx.config_error = result.error[:300]
     loaded = [one.args[0] for one in find_directives(nginx.config or [], "load_module") if one.args]
     names = [re.sub(r"\A(?:ngx_)?|_module\Z", "", os.path.basename(path).partition(".")[0]) for path in loaded]

@@ -900,11 +900,14 @@ class HostFacts:
 
 
 _T = TypeVar("_T")
+_HINTS: dict[type[Any], dict[str, Any]] = {}
 
 
 def hints(kind: type[Any]) -> dict[str, Any]:
     """Return the resolved types of a dataclass' fields."""
-    return typing.get_type_hints(kind, vars(sys.modules[kind.__module__]))
+    if kind not in _HINTS:
+        _HINTS[kind] = typing.get_type_hints(kind, vars(sys.modules[kind.__module__]))
+    return _HINTS[kind]
 
 
 def from_plain(kind: type[_T], value: Any) -> _T:

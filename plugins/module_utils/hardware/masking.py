@@ -63,7 +63,8 @@ def mask_secrets(text: str) -> str:
 
 
 _KEY_VALUE = re.compile(
-    r"^(?P<head>[ \t]*(?:- |local |export |set )?[\"'$]?(?P<name>[A-Za-z][\w.-]{0,80})[\"']?[ \t]*[:=][ \t]*)(?P<value>\S.*)$"
+    r"^(?P<head>[ \t]*(?:- |local |export |set )?[\"'$]?(?P<name>[A-Za-z][\w.-]{0,80})[\"']?[ \t]*[:=][ \t]*)"
+    r"(?P<value>\S.*)$"
 )
 
 
@@ -349,6 +350,7 @@ class Masker:
         self.own_names = [name for name in hosts if name]
         for name in self.own_names:
             self.add_host(name)
+            self._host(name)  # the machine itself is host-1
         for name in users:
             self.add_user(name)
         self._names: Optional[re.Pattern[str]] = None

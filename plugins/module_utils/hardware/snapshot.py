@@ -245,8 +245,7 @@ def _result(
     if state == OK and not have:
         return ProbeResult(probe.name, ERROR, f"{INDEX} says ok, but its files are not there", took, tuple(items))
     if state == ABSENT and have:
-        why = f"{INDEX} says absent, but {have[0].path} is there"
-        return ProbeResult(probe.name, ERROR, why, took, tuple(items))
+        state, error = ERROR, f"{INDEX} says absent, but {have[0].path} is there"
     if state == OK:
         return read
     if have and len(have) == len(items):

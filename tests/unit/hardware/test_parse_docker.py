@@ -203,7 +203,7 @@ KEYS = st.sampled_from(
 
 
 @given(st.dictionaries(KEYS, st.one_of(JSON, st.dictionaries(KEYS, JSON, max_size=6)), max_size=8))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_wrong_types_never_raise(answer: dict[str, Any]) -> None:
     parse_docker.parse_container(json.dumps({"Id": ID, **answer}))
 
