@@ -41,6 +41,11 @@ options:
     description: Files of this machine that become part of the tree (0600), name below the tree to absolute path.
     type: dict
     default: {}
+  made_before:
+    description: Files that earlier tasks make; a check names those that are missing.
+    type: list
+    elements: path
+    default: []
   status_url:
     description: Address at which the running nginx answers with the identity of its tree.
     type: str
@@ -129,7 +134,7 @@ def running_release(url: str) -> str:
 def read_copied(module: AnsibleModule) -> tuple[dict[str, bytes], list[str]]:
     """Return the content of the copied files and, in check mode, the paths that a real run makes before."""
     found: dict[str, bytes] = {}
-    missing: list[str] = []
+    missing = [path for path in module.params["made_before"] if not os.path.exists(path)]
     for name, path in module.params["copied_files"].items():
         try:
             with open(path, "rb") as stream:
@@ -138,7 +143,8 @@ def read_copied(module: AnsibleModule) -> tuple[dict[str, bytes], list[str]]:
             if not module.check_mode:
                 module.fail_json(msg=f"{name} of the nginx tree is to be copied from {path}: {error.strerror}.")
             found[name] = b""
-            missing.append(path)
+            if path not in missing:
+                missing.append(path)
     return found, missing
 
 
@@ -238,6 +244,7 @@ def main() -> None:
             "files": {"type": "dict", "required": True},
             "secret_files": {"type": "dict", "default": {}, "no_log": True},
             "copied_files": {"type": "dict", "default": {}},
+            "made_before": {"type": "list", "elements": "path", "default": []},
             "status_url": {"type": "str", "required": True},
             "nginx": {"type": "path", "default": "/usr/sbin/nginx"},
             "service": {"type": "str", "default": "nginx"},
