@@ -24,6 +24,7 @@ from ansible_collections.metal.serve.plugins.module_utils.inventory.model import
     Path,
     Unresolved,
     Variable,
+    VariableFile,
 )
 from ansible_collections.metal.serve.plugins.module_utils.inventory.roles import options_of
 from ansible_collections.metal.serve.plugins.module_utils.inventory.rules_variables import relevant
@@ -171,7 +172,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         problems = checkout.problems_of(_checkout(str(task_vars.get("playbook_dir", "")))) + problems
         problems.sort(key=lambda problem: problem.severity != ERROR)
         errors = [problem for problem in problems if problem.severity == ERROR]
-        if problems:
+        if not problems:
+            self._display.display(f"\n{report.summary(problems)}\n", color=C.COLOR_OK)
+        else:
             self._display.display(f"\n{report.render(problems)}\n", color=C.COLOR_ERROR if errors else C.COLOR_WARN)
         if errors:
             raise AnsibleError(report.summary(problems))
@@ -191,8 +194,26 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         children = {str(name): [child.name for child in group.child_groups] for name, group in manager.groups.items()}
         sources = [os.path.relpath(source) if os.path.exists(source) else source for source in manager._sources]
         return Inventory(
-            groups, children, {str(host): reader.variables(host) for host in manager.hosts}, ", ".join(sources)
+            groups,
+            children,
+            {str(host): reader.variables(host) for host in manager.hosts},
+            ", ".join(sources),
+            [file for source in manager._sources for file in _variable_files(source)],
         )
+
+
+def _variable_files(source: str) -> list[VariableFile]:
+    """Return the variable files beside an inventory (a file or a folder)."""
+    beside = source if os.path.isdir(source) else os.path.dirname(source)
+    found = []
+    for folder in ("group_vars", "host_vars"):
+        for path in sorted(glob.glob(os.path.join(glob.escape(beside), folder, "*"))):
+            name, ending = os.path.splitext(os.path.basename(path))
+            if os.path.isdir(path):
+                name, ending = name + ending, ""
+            if ending in ("", ".yml", ".yaml", ".json"):
+                found.append(VariableFile(folder, name, os.path.relpath(path)))
+    return found
 
 
 def _role_options() -> dict[str, dict[str, Key]]:

@@ -35,6 +35,7 @@ RULES: tuple[Callable[[View], None], ...] = (
     rules_groups.main_groups,
     rules_groups.pool_groups,
     rules_groups.other_empty_groups,
+    rules_groups.variable_files,
     rules_variables.known_variables,
     rules_variables.unknown_variables,
     rules_variables.scope,

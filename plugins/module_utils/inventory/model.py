@@ -57,17 +57,28 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class VariableFile:
+    """A file or folder under ``group_vars`` or ``host_vars``; ``name`` is the group or host that it is for."""
+
+    folder: str
+    name: str
+    path: str
+
+
+@dataclass(frozen=True)
 class Inventory:
     """What the checks look at. Nothing here was asked from a host.
 
     ``groups`` maps each group to all its hosts, those of child groups included; ``children`` maps each group to its
-    direct child groups; ``variables`` maps each host to its variables. ``source`` says where the inventory stands.
+    direct child groups; ``variables`` maps each host to its variables. ``source`` says where the inventory stands;
+    ``files`` are its variable files.
     """
 
     groups: Mapping[str, Sequence[str]]
     children: Mapping[str, Sequence[str]]
     variables: Mapping[str, Mapping[str, Variable]]
     source: str = "the inventory"
+    files: Sequence[VariableFile] = ()
 
     @classmethod
     def of(

@@ -16,7 +16,7 @@ from ansible_collections.metal.serve.plugins.module_utils.inventory.model import
 from ansible_collections.metal.serve.plugins.module_utils.inventory.schema import (
     MAIN_GROUPS,
 )
-from ansible_collections.metal.serve.plugins.module_utils.inventory.values import listed
+from ansible_collections.metal.serve.plugins.module_utils.inventory.values import did_you_mean, listed
 from ansible_collections.metal.serve.plugins.module_utils.inventory.view import (
     View,
 )
@@ -141,6 +141,18 @@ def _leads_to_pools(inventory: Inventory, group: str, pools: Mapping[Any, Any]) 
     """Tell whether a group only bundles pools (its own children are pools)."""
     below = inventory.children.get(group, ())
     return bool(below) and all(child in pools or _leads_to_pools(inventory, child, pools) for child in below)
+
+
+def variable_files(view: View) -> None:
+    """Every variable file is for a group or host that exists; Ansible passes over the others in silence."""
+    for file in view.inventory.files:
+        known = view.inventory.groups if file.folder == "group_vars" else view.inventory.variables
+        what = "group" if file.folder == "group_vars" else "host"
+        if file.name in known or (what == "group" and file.name in ("all", "ungrouped")):
+            continue
+        right = did_you_mean(file.name, known, f"rename it to a {what} of the inventory, or remove it")
+        problem = f"is for a {what} {file.name}, which does not exist, so nobody reads it"
+        view.add(file.path, "", problem, right, view.inventory.source, severity=WARNING)
 
 
 def other_empty_groups(view: View) -> None:

@@ -5,13 +5,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ansible_collections.metal.serve.plugins.module_utils.inventory import knobs, schema, values
 from ansible_collections.metal.serve.plugins.module_utils.inventory.model import (
     ERROR,
     WARNING,
+    Path,
+    Unresolved,
 )
 from ansible_collections.metal.serve.plugins.module_utils.inventory.schema import (
     BY_NAME,
@@ -20,6 +22,7 @@ from ansible_collections.metal.serve.plugins.module_utils.inventory.schema impor
     VARIABLES,
     Key,
 )
+from ansible_collections.metal.serve.plugins.module_utils.inventory.values import Finding
 from ansible_collections.metal.serve.plugins.module_utils.inventory.view import (
     View,
     at,
@@ -30,6 +33,7 @@ _ALMOST_PREFIX = re.compile(r"\A_*metal[-_ ]?serv(e|er|ice)?s?[-_ ]", re.IGNOREC
 
 
 _ALSO_READ = frozenset({"ansible_host", "ansible_user", *schema.OS_VARIABLES})
+_JUDGED_ELSEWHERE = ("metalserve_api_keys", "metalserve_engine_api_key")  # rules_services.py
 _OPEN_ENGINE_PREFIXES = ("vllm_", "sglang_", "triton_")
 
 
@@ -65,10 +69,28 @@ def known_variables(view: View) -> None:
             variable = setting.variable
             if key.text_on_command_line and variable.command_line and _truth_text(variable.value):
                 continue
-            for finding in values.walk(key, variable.value, (), variable.command_line):
+            found = list(values.walk(key, variable.value, (), variable.command_line))
+            told = {finding.path for finding in found}
+            if name not in _JUDGED_ELSEWHERE:
+                found += [finding for finding in _open_leaves(variable.value) if finding.path not in told]
+            for finding in found:
                 view.add_finding(
                     setting, finding, secret=key.secret and not isinstance(at(variable.value, finding.path), Mapping)
                 )
+
+
+def _open_leaves(value: Any, path: Path = ()) -> Iterator[Finding]:
+    """Yield what is unresolved or still a placeholder at any depth, also where the schema does not look inside."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _open_leaves(item, (*path, name))
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from _open_leaves(item, (*path, index))
+    elif isinstance(value, Unresolved):
+        yield Finding(path, value.problem, value.right, about=value.shown)
+    elif isinstance(value, str) and schema.PLACEHOLDER in value:
+        yield Finding(path, "is still the placeholder of the example", "write your own value", about=schema.PLACEHOLDER)
 
 
 def _truth_text(value: Any) -> bool:

@@ -7,6 +7,7 @@ Answers with one JSON line each: exit status, output, and CPU seconds of the chi
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -54,12 +55,22 @@ def _serve() -> None:
     loader = DataLoader()
     inventory = InventoryManager(loader=loader, sources=[WARM_UP])
     VariableManager(loader=loader, inventory=inventory).get_vars(host=inventory.get_host("node-a"))
-    plugins.callback_loader.get("ansible.builtin.default")
-    plugins.callback_loader.all(class_only=True)
-    plugins.strategy_loader.get("linear", class_only=True)
-    plugins.connection_loader.get("ansible.builtin.local", class_only=True)
-    for name in ("ansible.builtin.validate_argument_spec", "metal.serve.validate_inventory", "ansible.builtin.normal"):
-        plugins.action_loader.get(name, class_only=True)
+    for kind in (plugins.callback_loader, plugins.vars_loader, plugins.inventory_loader, plugins.cache_loader):
+        list(kind.all(class_only=True))
+    for kind, name in (
+        (plugins.strategy_loader, "linear"),
+        (plugins.connection_loader, "ansible.builtin.local"),
+        (plugins.shell_loader, "sh"),
+        (plugins.lookup_loader, "ansible.builtin.config"),
+        (plugins.action_loader, "metal.serve.validate_inventory"),
+        (plugins.action_loader, "ansible.builtin.normal"),
+    ):
+        kind.get(name, class_only=True)
+    for name in ("flatten", "map", "regex_replace", "select", "length", "dirname", "bool"):
+        plugins.filter_loader.get(name)
+    for name in ("file", "search", "defined"):
+        plugins.test_loader.get(name)
+    gc.freeze()  # a child that collects garbage would copy every page of what was loaded
 
     for line in sys.stdin:
         handle, output = tempfile.mkstemp()

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,12 @@ from hypothesis import strategies as st
 
 from ansible_collections.metal.serve.plugins.module_utils.inventory import knobs, report
 from ansible_collections.metal.serve.plugins.module_utils.inventory.checks import check
-from ansible_collections.metal.serve.plugins.module_utils.inventory.model import Inventory, Problem, Unresolved
+from ansible_collections.metal.serve.plugins.module_utils.inventory.model import (
+    Inventory,
+    Problem,
+    Unresolved,
+    VariableFile,
+)
 from ansible_collections.metal.serve.plugins.module_utils.inventory.roles import options_of
 from ansible_collections.metal.serve.plugins.module_utils.inventory.rules_models import judge_image
 from tests.unit.inventory.small import DIGEST, Small
@@ -379,6 +385,35 @@ def test_role_variables() -> None:
     assert found["gateway_hsst"].right == "did you mean gateway_hsts?"
     assert found["gateway_building"].severity == "warning"
     assert len(found) == 3
+
+
+def test_open_parts_are_searched() -> None:
+    """Where the schema does not look inside, an undefined template and a placeholder are still found."""
+    small = Small()
+    gap = Unresolved("{{ vault_hook }}", "refers to what is not there: 'vault_hook' is undefined", "define it")
+    small.wide["metalserve_alert_receivers"][0]["webhook_configs"] = [{"url": gap}, {"url": "https://CHANGE_ME/"}]
+    small.wide["metalserve_registry"] = {"address": "a:1", "username": "u", "password": "CHANGE_ME"}
+    assert {entry.variable for entry in small.problems()} == {
+        "metalserve_alert_receivers[0].webhook_configs[0].url",
+        "metalserve_alert_receivers[0].webhook_configs[1].url",
+        "metalserve_registry.password",
+    }
+
+
+def test_variable_files() -> None:
+    """A file that no group or host reads is told; Ansible says nothing about it."""
+    small = Small()
+    files = [
+        VariableFile("group_vars", "all", "group_vars/all.yml"),
+        VariableFile("group_vars", "engine", "group_vars/engine.yml"),
+        VariableFile("host_vars", "node-a", "host_vars/node-a.yml"),
+        VariableFile("host_vars", "node-c", "host_vars/node-c.yml"),
+    ]
+    found = check(replace(small.inventory(), files=files))
+    assert [(entry.variable, entry.right, entry.severity) for entry in found] == [
+        ("group_vars/engine.yml", "did you mean engines?", "warning"),
+        ("host_vars/node-c.yml", "did you mean node-b?", "warning"),
+    ]
 
 
 def test_versions_decide() -> None:

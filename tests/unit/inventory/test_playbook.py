@@ -238,6 +238,26 @@ PARTS = (
 )
 
 
+@pytest.mark.parametrize("name", ["five_faults.yml", "no_hosts.yml", "unsupported_os.yml"])
+def test_site(ansible: Runner, name: str) -> None:
+    """The whole site.yml stops after its first play: one report, no connection, no further play."""
+    outcome = ansible.run("site.yml", "-i", FOLDER / "broken" / name)
+    assert outcome.status == 2
+    assert outcome.output.count("PLAY [") == 1
+    assert outcome.output.count("What validate found:") == 1
+    assert outcome.connections == []
+    if name == "five_faults.yml":
+        assert len(entries(outcome.output)) == 5
+
+
+def test_imported_for_another_purpose(ansible: Runner, tmp_path: Path) -> None:
+    """Other playbooks import the same first play and say what for."""
+    book = tmp_path / "audit.yml"
+    book.write_text(f"- import_playbook: {ROOT}/playbooks/validate.yml\n  vars: {{validate_purpose: audit}}\n")
+    outcome = ansible.run(book, "-i", FOLDER / "broken" / "unsupported_os.yml")
+    assert outcome.status == 0, outcome.output
+
+
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """Return a checkout with as much as validate needs."""
