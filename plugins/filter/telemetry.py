@@ -24,9 +24,9 @@ def _hosts(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Any]) -> 
 
 def scrape_targets(
     plans: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Any], dcgm: bool
-) -> dict[str, list[dict[str, Any]]]:
-    """Return the targets of each scrape job, from the inventory alone."""
-    return _targets.scrape_targets(plans, groups, _hosts(groups, hostvars), dcgm)
+) -> list[dict[str, Any]]:
+    """Return all scrape targets as the content of one target file, from the inventory alone."""
+    return _targets.target_file(_targets.scrape_targets(plans, groups, _hosts(groups, hostvars), dcgm))
 
 
 def expected(

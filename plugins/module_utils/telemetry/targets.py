@@ -73,6 +73,15 @@ def scrape_targets(
     }
 
 
+def target_file(targets: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Return all ``targets`` as one file for Prometheus; each carries its job as a label, so one scrape job reads it."""
+    return [
+        {"targets": list(one["targets"]), "labels": {**one["labels"], "job": job}}
+        for job in sorted(targets)
+        for one in targets[job]
+    ]
+
+
 def expected(
     plans: Sequence[Mapping[str, Any]],
     groups: Mapping[str, Sequence[str]],
