@@ -243,7 +243,7 @@ def _cgroup(raw: Raw, facts: HostFacts) -> None:
         cgroup.memory_limit = "memory" in cgroup.controllers
     if raw.state("cgroup_swap") == OK:
         cgroup.swap_limit = True
-    elif raw.state("cgroup_swap") == ABSENT and cgroup.version is not None:
+    elif raw.state("cgroup_swap") == ABSENT:
         cgroup.swap_limit = False
 
 
@@ -294,8 +294,8 @@ def _driver(raw: Raw, facts: HostFacts) -> None:
 
 def _gpus(raw: Raw, facts: HostFacts) -> None:
     result = raw.result("nvidia_smi")
-    if result.state == ABSENT:
-        facts.gpus = []
+    if result.state == ABSENT and raw.state("pci_devices") == ABSENT:
+        facts.gpus = []  # no GPU on the bus: without the second reading a missing program would hide the GPUs
     for item in result.items:
         if item.state not in (OK, ABSENT):
             said = (item.text.strip().splitlines() or [""])[0]

@@ -868,7 +868,9 @@ class HostFacts:
     limits: Limits = part(Limits, "resource limits")
     sysctl: dict[str, str] = table("kernel parameters that matter to serving, as text")
     driver: Driver = part(Driver, "accelerator driver")
-    gpus: Optional[list[Gpu]] = fact("GPUs that the driver shows; None where nvidia-smi was not read")
+    gpus: Optional[list[Gpu]] = fact(
+        "GPUs that the driver shows; [] where there is neither nvidia-smi nor a GPU on the bus, None: not known"
+    )
     pci: Pci = part(Pci, "PCI devices")
     topology: Topology = part(Topology, "GPU topology")
     packages: Packages = part(Packages, "packages")

@@ -40,7 +40,6 @@ SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt
 
 _ABSENT_ERRORS = (errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.ENODEV, errno.ESRCH)
 _DENIED_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS)
-_NO_SERVER_ERRORS = (errno.ENOENT, errno.ECONNREFUSED)
 
 
 def decode(data: bytes) -> str:
@@ -162,16 +161,19 @@ class LiveHost:
         limit: int = COMMAND_LIMIT,
         both: bool = False,
         at: str = "",
+        missing: str = ERROR,
     ) -> Item:
         """Run a command without a shell, without input, in the C locale, and return what it printed.
 
-        ``codes`` are the exit codes that count as ok; ``both`` keeps standard error too. The process group is killed
-        at the time limit; a child that does not even die (stuck in a driver) is left behind and never waited for.
+        ``codes`` are the exit codes that count as ok; ``both`` keeps standard error too. ``missing`` is the state where
+        there is no such program: ``absent`` only where that means that the thing asked about is not there either.
+        The process group is killed at the time limit; a child that does not even die (stuck in a driver) is left
+        behind and never waited for.
         """
         place = at or command_path(argv)
         program = self.which(argv[0])
         if program is None:
-            return Item(place, ABSENT, "", f"{argv[0]}: no such command")
+            return Item(place, missing, "", f"{argv[0]}: no such command")
         try:
             ended = _run([program, *argv[1:]], self.left(timeout), limit, self.search_path)
         except OSError as error:
@@ -197,9 +199,14 @@ class LiveHost:
         return None
 
     def docker(self, request: str, at: str, timeout: float = 5.0) -> Item:
-        """GET ``request`` from the Docker daemon's socket."""
+        """GET ``request`` from the Docker daemon's socket; no socket is absence only where no daemon is installed."""
         connection = UnixConnection(self.docker_socket, self.left(timeout))
-        return self._get(connection, request, at, f"docker {request}", {}, timeout)
+        found = self._get(connection, request, at, f"docker {request}", {}, timeout)
+        if found.state == ABSENT and not os.path.exists(self.docker_socket) and self.which("dockerd") is not None:
+            return Item(
+                at, ERROR, "", f"{self.docker_socket} is not there, though dockerd is installed: it does not run"
+            )
+        return found
 
     def http(self, address: str, port: int, request: str, at: str, timeout: float = 2.0) -> Item:
         """GET ``request`` from ``address``:``port`` in clear text, without following anything."""
@@ -228,8 +235,7 @@ class LiveHost:
                 if time.monotonic() > ends:
                     return Item(at, TIMEOUT, "", f"{called}: no whole answer in {timeout:g} s")
         except OSError as error:
-            state = ABSENT if error.errno in _NO_SERVER_ERRORS else state_of(error)
-            return Item(at, state, "", f"{called}: {error.strerror or error}")
+            return Item(at, state_of(error), "", f"{called}: {error.strerror or error}")
         except (HTTPException, ValueError) as error:
             return Item(at, ERROR, "", f"{called}: not an HTTP answer ({type(error).__name__})")
         finally:

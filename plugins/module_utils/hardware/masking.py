@@ -190,7 +190,7 @@ _DOMAIN = re.compile(
 )
 _PUBLIC_DOMAINS = re.compile(
     r"(?:\A|\.)(?:nvidia\.com|docker\.(?:com|io)|github\.com|githubusercontent\.com|nginx\.(?:com|org)|debian\.(?:org|net)|"
-    r"ubuntu\.com|launchpad\.net|canonical\.com|kernel\.org|prometheus\.io|grafana\.com|huggingface\.co|w3\.org|quay\.io|"
+    r"ubuntu\.com|launchpad(?:content)?\.net|canonical\.com|kernel\.org|prometheus\.io|grafana\.com|huggingface\.co|w3\.org|quay\.io|"
     r"redhat\.com|fedoraproject\.org|rockylinux\.org|almalinux\.org|centos\.org|opencontainers\.org|pytorch\.org|"
     r"python\.org|freedesktop\.org|gnu\.org|k8s\.io|ghcr\.io|nvcr\.io|gcr\.io|mcr\.microsoft\.com|rc\.local)\Z",
     re.IGNORECASE,

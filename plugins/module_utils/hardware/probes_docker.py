@@ -31,7 +31,7 @@ def _info(host: LiveHost) -> list[Item]:
 
 def _client(host: LiveHost) -> list[Item]:
     argv = ["docker", "version", "--format", "{{json .}}"]
-    found = host.command(argv, 5.0, (0, 1), at=command_path(["docker", "version"]))
+    found = host.command(argv, 5.0, (0, 1), at=command_path(["docker", "version"]), missing=ABSENT)
     return [found]
 
 

@@ -46,6 +46,12 @@ def _driver_file(host: LiveHost, path: str) -> Item:
     return host.command(["head", "-c", "65536", host.real(path)], 3.0, at=place)
 
 
+def _modinfo(host: LiveHost) -> list[Item]:
+    found = host.command(["modinfo", "nvidia"], 3.0)
+    gone = found.state == ERROR and "not found" in found.error
+    return [Item(found.path, ABSENT)] if gone else [found]
+
+
 def _gpu_information(host: LiveHost) -> list[Item]:
     paths = host.glob("/proc/driver/nvidia/gpus/*/information")
     items = [_driver_file(host, path) for path in paths[:64]]
@@ -184,6 +190,7 @@ GPU_PROBES: tuple[Probe, ...] = (
         "GPUs as the driver describes them",
         NVIDIA_SMI_TIMEOUT,
         more_paths=("commands/nvidia-smi_-q_-x.xml",),
+        missing=ABSENT,
     ),
     Probe(
         "gpu_processes",
@@ -218,14 +225,13 @@ GPU_PROBES: tuple[Probe, ...] = (
         10.0,
         says="GPUs that the kernel module knows",
     ),
-    command_probe(
+    Probe(
         "modinfo_nvidia",
         "driver",
-        ("modinfo", "nvidia"),
-        "module file that the next start would load",
-        3.0,
-        (0, 1),
-        True,
+        (command_path(["modinfo", "nvidia"]),),
+        _modinfo,
+        4.0,
+        says="module file that the next start would load",
     ),
     file_probe("proc_devices", "driver", "/proc/devices", "major numbers"),
     Probe("nvidia_device_nodes", "driver", ("listings/dev_nvidia.txt",), _device_nodes, says="device nodes"),
@@ -249,9 +255,21 @@ GPU_PROBES: tuple[Probe, ...] = (
     ),
     Probe("rdma_devices", "pci", ("listings/sys_class_infiniband.txt",), _rdma, says="RDMA devices"),
     command_probe(
-        "nvidia_topology", "topology", ("nvidia-smi", "topo", "-m"), "how GPUs reach each other", NVIDIA_SMI_TIMEOUT
+        "nvidia_topology",
+        "topology",
+        ("nvidia-smi", "topo", "-m"),
+        "how GPUs reach each other",
+        NVIDIA_SMI_TIMEOUT,
+        missing=ABSENT,
     ),
-    command_probe("nvidia_nvlink", "topology", ("nvidia-smi", "nvlink", "-s"), "NVLink links", NVIDIA_SMI_TIMEOUT),
+    command_probe(
+        "nvidia_nvlink",
+        "topology",
+        ("nvidia-smi", "nvlink", "-s"),
+        "NVLink links",
+        NVIDIA_SMI_TIMEOUT,
+        missing=ABSENT,
+    ),
     Probe(
         "kernel_log",
         "kernel_log",

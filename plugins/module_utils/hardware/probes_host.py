@@ -112,11 +112,12 @@ def command_probe(
     codes: tuple[int, ...] = (0,),
     both: bool = False,
     more_paths: tuple[str, ...] = (),
+    missing: str = ERROR,
 ) -> Probe:
-    """Return a probe that runs one command without a shell."""
+    """Return a probe that runs one command without a shell; see LiveHost.command for ``missing``."""
 
     def read(host: LiveHost) -> list[Item]:
-        return [host.command(list(argv), timeout, codes, both=both)]
+        return [host.command(list(argv), timeout, codes, both=both, missing=missing)]
 
     return Probe(name, group, (command_path(argv), *more_paths), read, timeout + 1.0, says=says)
 
@@ -255,6 +256,21 @@ def _session_pid(host: LiveHost, pids: dict[str, list[int]]) -> Optional[int]:
     return None
 
 
+_SWAP_FILES = ("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes", "/sys/fs/cgroup/*/memory.swap.max")
+_MEMORY_FILES = ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/*/memory.max")
+
+
+def _cgroup_swap(host: LiveHost) -> list[Item]:
+    """Look for the limit of swap beside the limit of memory: no swap limit can be seen only where memory has one."""
+    found = [path for pattern in _SWAP_FILES for path in host.glob(pattern)][:4]
+    if found:
+        return [host.file(path) for path in found]
+    if any(host.glob(pattern) for pattern in _MEMORY_FILES):
+        return [Item(snapshot_path(_SWAP_FILES[1]), ABSENT)]
+    why = "no control group with a memory controller was found"
+    return [Item(snapshot_path(_SWAP_FILES[1]), NOT_COLLECTED, "", why)]
+
+
 def _process_limits(host: LiveHost) -> list[Item]:
     pids = _pids_by_name(host)
     wanted: list[tuple[str, Optional[int]]] = [("pid1", 1)]
@@ -306,20 +322,22 @@ def _rotation(name: str) -> int:
 
 def _dpkg(host: LiveHost) -> list[Item]:
     form = "${db:Status-Abbrev} ${Package} ${Version} ${Architecture}\n"
-    return [host.command(["dpkg-query", "-W", f"-f={form}"], 5.0, at=command_path(["dpkg-query", "-W"]))]
+    return [
+        host.command(["dpkg-query", "-W", f"-f={form}"], 5.0, at=command_path(["dpkg-query", "-W"]), missing=ABSENT)
+    ]
 
 
 def _holds(host: LiveHost) -> list[Item]:
     """Ask dpkg for what ``apt-mark showhold`` would print: apt keeps holds there, and dpkg answers far sooner."""
     place = command_path(["apt-mark", "showhold"])
-    found = host.command(["dpkg-query", "-W", "-f=${db:Status-Want} ${Package}\n"], 5.0, at=place)
+    found = host.command(["dpkg-query", "-W", "-f=${db:Status-Want} ${Package}\n"], 5.0, at=place, missing=ABSENT)
     held = [line.split()[1] for line in found.text.splitlines() if line.startswith("hold ")]
     return [Item(place, found.state, "".join(f"{name}\n" for name in held), found.error)]
 
 
 def _rpm(host: LiveHost) -> list[Item]:
     form = "%{NAME} %|EPOCH?{%{EPOCH}:}|%{VERSION}-%{RELEASE} %{ARCH}\n"
-    return [host.command(["rpm", "-qa", "--qf", form], 8.0, at=command_path(["rpm", "-qa"]))]
+    return [host.command(["rpm", "-qa", "--qf", form], 8.0, at=command_path(["rpm", "-qa"]), missing=ABSENT)]
 
 
 def _units(host: LiveHost) -> list[Item]:
@@ -390,15 +408,12 @@ HOST_PROBES: tuple[Probe, ...] = (
     file_probe("mounts", "cgroup", "/proc/mounts", "mounts, for the control group version"),
     file_probe("cgroup_controllers", "cgroup", "/sys/fs/cgroup/cgroup.controllers", "controllers of version 2"),
     file_probe("cgroups", "cgroup", "/proc/cgroups", "controllers of the kernel"),
-    files_probe(
+    Probe(
         "cgroup_swap",
         "cgroup",
-        (
-            "/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes",
-            "/sys/fs/cgroup/init.scope/memory.swap.max",
-            "/sys/fs/cgroup/system.slice/memory.swap.max",
-        ),
-        "whether swap can be limited",
+        tuple(snapshot_path(path) for path in _SWAP_FILES),
+        _cgroup_swap,
+        says="whether swap can be limited",
     ),
     Probe(
         "process_limits",
@@ -439,7 +454,13 @@ HOST_PROBES: tuple[Probe, ...] = (
     ),
     file_probe("dnf_automatic", "packages", "/etc/dnf/automatic.conf", "unattended upgrades of dnf"),
     file_probe("dnf_conf", "packages", "/etc/dnf/dnf.conf", "dnf's exclude list"),
-    command_probe("apt_config", "packages", ("apt-config", "dump"), "apt's configuration, unattended upgrades in it"),
+    command_probe(
+        "apt_config",
+        "packages",
+        ("apt-config", "dump"),
+        "apt's configuration, unattended upgrades in it",
+        missing=ABSENT,
+    ),
     Probe(
         "apt_history",
         "history",

@@ -55,7 +55,7 @@ MODEL_FILES = 5000
 
 def _nginx(host: LiveHost) -> list[Item]:
     """Dump the configuration. API keys in it are hidden right here: no fact and no snapshot ever holds one."""
-    found = host.command(["nginx", "-T"], 6.0)
+    found = host.command(["nginx", "-T"], 6.0, missing=ABSENT)
     return [Item(found.path, found.state, masking.mask_nginx(found.text), found.error)]
 
 
@@ -126,8 +126,11 @@ def _proc_net_tcp(host: LiveHost) -> list[Item]:
 
 def _prometheus(host: LiveHost) -> list[Item]:
     address = listening(host, PROMETHEUS_PORT)
-    if not address:
+    if not address and host.which("prometheus") is None:
         return [Item("prometheus/rules.json", ABSENT)]
+    if not address:
+        why = f"Prometheus is installed, but nothing listens on port {PROMETHEUS_PORT}"
+        return [Item("prometheus/rules.json", ERROR, "", why)]
     return [
         host.http(address, PROMETHEUS_PORT, "/api/v1/rules", "prometheus/rules.json", 4.0),
         host.http(address, PROMETHEUS_PORT, "/api/v1/targets?state=active", "prometheus/targets.json", 4.0),
@@ -315,7 +318,9 @@ SERVICE_PROBES: tuple[Probe, ...] = (
         7.0,
         says="the gateway's configuration, keys hidden",
     ),
-    command_probe("nginx_version", "nginx", ("nginx", "-V"), "version and modules of nginx", 3.0, (0,), True),
+    command_probe(
+        "nginx_version", "nginx", ("nginx", "-V"), "version and modules of nginx", 3.0, (0,), True, missing=ABSENT
+    ),
     Probe(
         "access_logs",
         "nginx",
@@ -404,7 +409,7 @@ SERVICE_PROBES: tuple[Probe, ...] = (
         _clock,
         says="whether the kernel's clock is synchronised",
     ),
-    command_probe("chrony", "time", ("chronyc", "-n", "tracking"), "offset of the clock", 3.0),
+    command_probe("chrony", "time", ("chronyc", "-n", "tracking"), "offset of the clock", 3.0, missing=ABSENT),
     Probe("disks", "disk", ("disks/*",), _disks, 7.0, second_round=True, says="space"),
     file_probe("selinux", "security", "/sys/fs/selinux/enforce", "SELinux"),
     file_probe("apparmor", "security", "/sys/module/apparmor/parameters/enabled", "AppArmor"),

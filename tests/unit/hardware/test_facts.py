@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import jsonschema
 import pytest
 
 from ansible_collections.metal.serve.plugins.module_utils.hardware import describe
+from ansible_collections.metal.serve.plugins.module_utils.hardware.collect import collect
 from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import HostFacts
 from ansible_collections.metal.serve.plugins.module_utils.hardware.registry import PROBES
 
-from .helpers import REPOSITORY, SMI, facts_of, h200
+from .helpers import FIXTURES, REPOSITORY, SMI, facts_of, h200
 
 
 def schema() -> dict[str, Any]:
@@ -291,3 +293,26 @@ def test_processes_on_a_gpu_are_joined_with_their_containers(tmp_path: Path) -> 
     gpu = (facts_of(tmp_path / "s", files).gpus or [])[0]
     (process,) = gpu.processes or []
     assert (process.pid, process.name, process.container_id) == (4242, "VLLM::EngineCor", "ab" * 32)
+
+
+def test_two_h200_joined_by_nvlink(tmp_path: Path) -> None:
+    with tarfile.open(FIXTURES / "h200-x2.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    facts = collect(str(tmp_path / "h200-x2")).facts
+    assert facts.problems == []
+    assert facts.unknown_fields == []
+    first, second = facts.gpus or []
+    assert (first.uuid, second.uuid) == tuple(f"GPU-00000000-0000-0000-0000-{n:012d}" for n in (1, 2))
+    assert facts.topology.matrix == {
+        "GPU0": {"GPU0": "X", "GPU1": "NV18"},
+        "GPU1": {"GPU0": "NV18", "GPU1": "X"},
+    }
+    for gpu in (first, second):
+        assert (gpu.nvlink_active, gpu.nvlink_inactive) == (18, 0)
+        assert (gpu.fabric_state, gpu.fabric_status) == ("Completed", "Success")
+        assert (gpu.numa_node, gpu.local_cpus) == (None, "0-31")
+        assert gpu.memory_total_mib == 143771
+    assert [device.bar_sizes[2] for device in facts.pci.gpus or []] == [256 * 2**30] * 2
+    assert facts.pci.nvswitches == []
+    assert (facts.driver.version_loaded, facts.driver.kernel_module_type) == ("580.159.04", "open")
+    assert facts.driver.device_majors["nvidia-uvm"] == 238

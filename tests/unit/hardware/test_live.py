@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import http.server
 import os
+import socket
 import socketserver
 import stat
 import threading
@@ -16,9 +17,11 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.metal.serve.plugins.module_utils.hardware import live
+from ansible_collections.metal.serve.plugins.module_utils.hardware.build import build_facts
 from ansible_collections.metal.serve.plugins.module_utils.hardware.collect import collect_live, run_probe
 from ansible_collections.metal.serve.plugins.module_utils.hardware.live import LiveHost
 from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import Item, Probe, command_path, summarise
+from ansible_collections.metal.serve.plugins.module_utils.hardware.registry import PROBES, choose
 
 
 def program(folder: Path, name: str, text: str) -> LiveHost:
@@ -78,7 +81,8 @@ def test_commands(tmp_path: Path) -> None:
     assert (failed.state, failed.text) == ("error", "out\n")
     assert failed.error == "tool b 3: exit code 3: err: b"
     assert host.command(["tool", "b", "3"], codes=(0, 3)).state == "ok"
-    assert host.command(["no-such-tool"]).state == "absent"
+    assert host.command(["no-such-tool"]).state == "error"
+    assert host.command(["no-such-tool"], missing="absent").state == "absent"
     denied = program(tmp_path, "nft", "echo 'Operation not permitted (you must be root)' >&2; exit 1\n")
     assert denied.command(["nft"]).state == "denied"
 
@@ -159,8 +163,62 @@ def test_docker_socket(daemon: LiveHost) -> None:
     assert daemon.docker("/drip", "x", timeout=0.4).state == "timeout"
 
 
-def test_no_docker(tmp_path: Path) -> None:
-    assert LiveHost(docker_socket=str(tmp_path / "none")).docker("/ok", "x").state == "absent"
+def test_no_docker_and_a_dead_one(tmp_path: Path) -> None:
+    nowhere = str(tmp_path / "none")
+    assert LiveHost(docker_socket=nowhere, search_path="/nowhere").docker("/ok", "x").state == "absent"
+    installed = program(tmp_path, "dockerd", "exit 0\n")
+    installed.docker_socket = nowhere
+    assert installed.docker("/ok", "x").state == "error"
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(nowhere)  # a socket that a dead daemon left behind: nobody listens
+    assert installed.docker("/ok", "x").state == "error"
+    left.close()
+
+
+def test_swap_limits_need_a_memory_controller(tmp_path: Path) -> None:
+    (swap,) = [one for one in PROBES if one.name == "cgroup_swap"]
+    host = LiveHost(root=str(tmp_path))
+    assert run_probe(swap, host).state == "not_collected"
+    group = tmp_path / "sys/fs/cgroup/system.slice"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("max\n", encoding="utf-8")
+    assert run_probe(swap, host).state == "absent"
+    (group / "memory.swap.max").write_text("max\n", encoding="utf-8")
+    assert run_probe(swap, host).state == "ok"
+
+
+def test_a_missing_tool_is_not_a_missing_thing(tmp_path: Path) -> None:
+    """Without ss, nft, systemctl, dmesg or openssl nothing is known; only where the program is the thing it is absent."""
+    host = LiveHost(root=str(tmp_path), search_path="/nowhere", docker_socket=str(tmp_path / "none"))
+    results = {one.name: run_probe(one, host) for one in PROBES if not one.second_round}
+    for name in (
+        "sockets",
+        "nft",
+        "systemd_units",
+        "systemd_defaults",
+        "kernel_log",
+        "lspci",
+        "modinfo_nvidia",
+        "virtualization",
+    ):
+        assert results[name].state == "error", name
+    for name in ("nvidia_smi", "nvidia_topology", "dpkg", "rpm", "nginx", "docker_client", "docker_version", "chrony"):
+        assert results[name].state == "absent", name
+
+
+def test_a_missing_nvidia_smi_hides_no_gpu(tmp_path: Path) -> None:
+    device = tmp_path / "sys/bus/pci/devices/0000:3b:00.0"
+    device.mkdir(parents=True)
+    for name, text in (("vendor", "0x10de"), ("class", "0x030200"), ("device", "0x2335"), ("numa_node", "0")):
+        (device / name).write_text(text + "\n", encoding="utf-8")
+    host = LiveHost(root=str(tmp_path), search_path="/nowhere")
+    facts = build_facts(collect_live(choose(["gpu", "pci"]), 20, host), "live")
+    assert facts.gpus is None
+    assert [one.address for one in facts.pci.gpus or []] == ["0000:3b:00.0"]
+    (device / "class").write_text("0x020000\n", encoding="utf-8")
+    facts = build_facts(collect_live(choose(["gpu", "pci"]), 20, host), "live")
+    assert facts.gpus == []
+    assert facts.pci.gpus == []
 
 
 def probe(name: str, seconds: float = 0.0, fails: bool = False, timeout: float = 0.3) -> Probe:
