@@ -54,7 +54,7 @@ class Scrape:
             found.update(family + suffix for suffix in suffixes)
         return frozenset(found)
 
-    def select(self, name: str, **labels: str) -> tuple[Sample, ...]:
+    def select(self, name: str, /, **labels: str) -> tuple[Sample, ...]:
         """Return the samples called ``name`` that carry all of ``labels``."""
         wanted = labels.items()
         return tuple(s for s in self.samples if s.name == name and all(s.labels.get(k) == v for k, v in wanted))
