@@ -9,6 +9,7 @@ from typing import Any, Callable, Optional
 
 from ansible.errors import AnsibleFilterError
 
+from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import HostFacts
 from ansible_collections.metal.serve.plugins.module_utils.runtime import docker_state, docker_version, preflight
 
 
@@ -17,7 +18,7 @@ def gpu_host_findings(
 ) -> dict[str, Any]:
     """Return what stops a GPU node, the packages to install and what is pending, from its HostFacts."""
     try:
-        host = preflight.from_facts(facts)
+        host = preflight.from_facts(HostFacts.from_dict(dict(facts)))
         # 0 stands for "do not count": an inventory may leave the number out.
         return preflight.as_dict(preflight.findings(host, expected_gpus or None, str(driver_branch)))
     except ValueError as error:

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import HostFacts
+
 # From this branch on NVIDIA's own repository names these packages without the branch; the version carries it.
 _UNVERSIONED_FROM = 580
 
@@ -24,8 +26,9 @@ class GpuHost:
     ``gpus_on_bus`` counts NVIDIA GPUs on the PCI bus, ``gpus_in_driver`` those that the driver reports.
     ``driver_loaded`` is the version of the kernel module, ``driver_installed`` that of the installed driver package
     (upstream part, ``570.124.06``). ``fabric_manager`` is the installed fabric manager's version,
-    ``fabric_manager_active`` the state of its unit. ``package_source`` is ``distribution`` or ``nvidia`` (NVIDIA's
-    own repository), or empty where nothing tells.
+    ``fabric_manager_active`` the state of its unit. ``driver_versions`` are all upstream versions among the driver's
+    packages. ``package_source`` is ``distribution`` or ``nvidia`` (NVIDIA's own repository), or empty where nothing
+    tells.
     """
 
     distribution: str
@@ -34,6 +37,7 @@ class GpuHost:
     nvswitch: bool = False
     driver_loaded: str = ""
     driver_installed: str = ""
+    driver_versions: tuple[str, ...] = ()
     fabric_manager: str = ""
     fabric_manager_active: Optional[bool] = None
     nouveau_loaded: bool = False
@@ -124,6 +128,11 @@ def findings(host: GpuHost, expected_gpus: Optional[int], driver_branch: str) ->
         pending.append(
             f"reboot: driver {host.driver_loaded} is loaded but {host.driver_installed} is installed; until the reboot"
             " new containers cannot use the GPUs"
+        )
+    if len(host.driver_versions) > 1:
+        pending.append(
+            f"driver packages of versions {', '.join(host.driver_versions)} are installed at once (a half upgrade);"
+            " bring them to one version in a maintenance window, then reboot"
         )
     packages: tuple[str, ...] = ()
     if host.nvswitch:
@@ -218,31 +227,25 @@ def package_versions(packages: Mapping[str, str], patterns: Sequence[str]) -> di
     return {name: version for name, version in packages.items() if any(p.fullmatch(name) for p in compiled)}
 
 
-def from_facts(facts: Mapping[str, Any]) -> GpuHost:
-    """Return the part of HostFacts (as the module host_facts gives them) that :func:`findings` needs."""
-    pci, driver = facts.get("pci") or {}, facts.get("driver") or {}
-    kernel, gpus = facts.get("kernel") or {}, facts.get("gpus")
-    installed = {
-        item["name"]: item["version"]
-        for item in (facts.get("packages") or {}).get("items") or []
-        if str(item.get("status", "")).startswith("ii")
-    }
+def from_facts(facts: HostFacts) -> GpuHost:
+    """Return the part of a machine's facts that :func:`findings` needs."""
+    installed = {item.name: item.version for item in facts.packages.items or [] if item.status.startswith("ii")}
     fabric = package_versions(installed, [r"nvidia-fabric-?manager(-\d+)?"])
-    service = next(
-        (unit for unit in facts.get("services") or [] if unit.get("name") == "nvidia-fabricmanager.service"), None
-    )
-    on_bus, attached = pci.get("gpus"), driver.get("attached_gpus")
+    service = facts.services.get("nvidia-fabricmanager.service")
+    known = service is not None and service.load_state != "not-found"
+    gpus = facts.gpus or []
     return GpuHost(
-        distribution=str((facts.get("os") or {}).get("id") or ""),
-        gpus_on_bus=None if on_bus is None else len(on_bus),
-        gpus_in_driver=len(gpus) if gpus else attached,
-        nvswitch=bool(pci.get("nvswitches"))
-        or any((gpu or {}).get("fabric_state") not in (None, "N/A") for gpu in gpus or []),
-        driver_loaded=str(driver.get("version_loaded") or ""),
-        driver_installed=upstream_version(str(driver.get("version_installed") or "")),
+        distribution=facts.os.id or "",
+        gpus_on_bus=None if facts.pci.gpus is None else len(facts.pci.gpus),
+        gpus_in_driver=facts.driver.attached_gpus if facts.gpus is None else len(gpus),
+        # Newer NVSwitches are not on the GPUs' host bus; the GPUs themselves then say that they belong to a fabric.
+        nvswitch=bool(facts.pci.nvswitches) or any(gpu.fabric_state not in (None, "N/A") for gpu in gpus),
+        driver_loaded=facts.driver.version_loaded or "",
+        driver_installed=upstream_version(facts.driver.version_installed or ""),
+        driver_versions=tuple(facts.driver.versions_installed),
         fabric_manager=upstream_version(next(iter(fabric.values()), "")),
-        fabric_manager_active=None if service is None else service.get("active_state") == "active",
-        nouveau_loaded=bool(kernel.get("nouveau_loaded")),
+        fabric_manager_active=service.active_state == "active" if service is not None and known else None,
+        nouveau_loaded=bool(facts.kernel.nouveau_loaded),
         package_source=_source(installed),
     )
 

@@ -5,11 +5,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ansible_collections.metal.serve.plugins.module_utils.hardware import parse_nvidia
+from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import HostFacts
 from ansible_collections.metal.serve.plugins.module_utils.runtime import preflight as pf
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "hardware"
 
 FIT = pf.GpuHost(
     distribution="ubuntu",
@@ -18,6 +23,7 @@ FIT = pf.GpuHost(
     nvswitch=True,
     driver_loaded="570.124.06",
     driver_installed="570.124.06",
+    driver_versions=("570.124.06",),
     fabric_manager="570.124.06",
     fabric_manager_active=True,
     package_source="distribution",
@@ -127,6 +133,12 @@ def test_an_upgraded_driver_is_pending_and_does_not_stop_the_host() -> None:
     assert "550.90.07 is loaded but 550.107.02 is installed" in found.pending[0]
 
 
+def test_a_half_upgrade_is_told() -> None:
+    found = judge(replace(PLAIN, driver_installed="", driver_versions=("570.124.06", "570.133.20")))
+    assert found.problems == ()
+    assert "570.124.06, 570.133.20" in found.pending[0]
+
+
 def test_all_problems_are_told_at_once() -> None:
     found = judge(replace(FIT, fabric_manager="", gpus_in_driver=7))
     assert len(found.problems) == 2
@@ -153,13 +165,14 @@ def test_upstream_version_of_a_package(package: str, upstream: str) -> None:
     assert pf.upstream_version(package) == upstream
 
 
-def facts(**changes: Any) -> dict[str, Any]:
+def facts(**changes: Any) -> HostFacts:
     value: dict[str, Any] = {
         "os": {"id": "ubuntu"},
         "pci": {"gpus": [{}] * 8, "nvswitches": [{}] * 4},
         "driver": {
             "version_loaded": "570.124.06",
-            "version_installed": "570.124.06-0ubuntu0.24.04.1",
+            "version_installed": "570.124.06",
+            "versions_installed": ["570.124.06"],
             "attached_gpus": 8,
         },
         "gpus": [{"fabric_state": "Completed"}] * 8,
@@ -170,10 +183,10 @@ def facts(**changes: Any) -> dict[str, Any]:
                 {"name": "nvidia-fabricmanager-550", "version": "550.1.1-0ubuntu1", "status": "rc"},
             ]
         },
-        "services": [{"name": "nvidia-fabricmanager.service", "active_state": "active"}],
+        "services": {"nvidia-fabricmanager.service": {"load_state": "loaded", "active_state": "active"}},
     }
     value.update(changes)
-    return value
+    return HostFacts.from_dict(value)
 
 
 def test_facts_become_the_machine() -> None:
@@ -181,7 +194,7 @@ def test_facts_become_the_machine() -> None:
 
 
 def test_facts_that_know_nothing_become_a_machine_of_which_nothing_is_known() -> None:
-    nothing = pf.from_facts({"os": None, "pci": {"gpus": None}, "gpus": [], "packages": {"items": None}})
+    nothing = pf.from_facts(HostFacts())
     assert nothing == pf.GpuHost("")
     assert "No NVIDIA driver" in judge(nothing).message
 
@@ -189,5 +202,16 @@ def test_facts_that_know_nothing_become_a_machine_of_which_nothing_is_known() ->
 def test_an_nvswitch_that_the_bus_hides_is_known_by_its_fabric() -> None:
     hidden = facts(pci={"gpus": [{}] * 8, "nvswitches": []})
     assert pf.from_facts(hidden).nvswitch
-    plain = facts(pci={"gpus": [{}] * 8, "nvswitches": []}, gpus=[{"fabric_state": None}] * 8)
+    plain = facts(pci={"gpus": [{}] * 8, "nvswitches": []}, gpus=[{"fabric_state": "N/A"}] * 8)
     assert not pf.from_facts(plain).nvswitch
+
+
+def test_a_real_dump_of_one_gpu_without_nvswitch_passes() -> None:
+    dump = (FIXTURES / "h200-580.159.04.xml").read_text(encoding="utf-8")
+    machine = HostFacts()
+    machine.driver.version_loaded = "580.159.04"
+    machine.gpus = parse_nvidia.parse_smi(dump).gpus
+    host = pf.from_facts(machine)
+    assert (host.gpus_in_driver, host.nvswitch) == (1, False)
+    assert judge(host, 1) == pf.Findings()
+    assert "reports 1 GPUs" in judge(host, 2).message
