@@ -11,6 +11,7 @@ empty where the source says that there is nothing. docs/facts.md and schemas/fac
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import sys
 import typing
 from dataclasses import dataclass, field
@@ -888,7 +889,13 @@ class HostFacts:
     security: Security = part(Security, "access control")
 
     def probe(self, name: str) -> ProbeState:
-        """Return the state of the probe ``name``; ``not_collected`` for one that is not listed."""
+        """Return the state of the probe ``name``; ``not_collected`` where these facts do not list it.
+
+        Raises KeyError for a name that no probe has: a misspelt name must not look like a reading that was left out.
+        """
+        if name not in self.probes and name not in probe_names():
+            near = ", ".join(difflib.get_close_matches(name, probe_names(), 3)) or "see docs/snapshots.md"
+            raise KeyError(f"there is no probe {name!r} ({near})")
         return self.probes.get(name) or ProbeState(name)
 
     def to_dict(self) -> dict[str, Any]:
@@ -899,6 +906,14 @@ class HostFacts:
     def from_dict(cls, value: dict[str, Any]) -> HostFacts:
         """Return the facts that ``to_dict`` gave. Unknown keys are ignored; a value of a wrong type becomes unknown."""
         return from_plain(cls, value)
+
+
+def probe_names() -> tuple[str, ...]:
+    """Return the names of all probes."""
+    # The registry needs the parsers, which need this module: it can only be asked for when all are loaded.
+    from ansible_collections.metal.serve.plugins.module_utils.hardware.registry import PROBES  # noqa: PLC0415
+
+    return tuple(one.name for one in PROBES)
 
 
 _T = TypeVar("_T")

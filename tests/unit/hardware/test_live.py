@@ -188,7 +188,7 @@ def test_swap_limits_need_a_memory_controller(tmp_path: Path) -> None:
 
 
 def test_a_missing_tool_is_not_a_missing_thing(tmp_path: Path) -> None:
-    """Without ss, nft, systemctl, dmesg or openssl nothing is known; only where the program is the thing it is absent."""
+    """Without ss, nft, systemctl or dmesg nothing is known; only where the program is the thing it is absent."""
     host = LiveHost(root=str(tmp_path), search_path="/nowhere", docker_socket=str(tmp_path / "none"))
     results = {one.name: run_probe(one, host) for one in PROBES if not one.second_round}
     for name in (

@@ -58,7 +58,9 @@ def test_an_empty_folder_gives_no_facts(tmp_path: Path) -> None:
     assert {probe.state for probe in facts.probes.values()} == {"not_collected"}
     assert len(facts.probes) == len(PROBES)
     assert facts.gpus is None
-    assert facts.probe("no such probe").state == "not_collected"
+    assert HostFacts().probe("numa_balancing").state == "not_collected"
+    with pytest.raises(KeyError, match="there is no probe 'numa_balance'"):
+        facts.probe("numa_balance")
 
 
 def test_without_an_index_what_is_there_was_read(tmp_path: Path) -> None:
