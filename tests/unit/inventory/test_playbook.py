@@ -116,6 +116,24 @@ def test_vault_password(ansible: Runner, tmp_path: Path) -> None:
     assert outcome.status == 0, outcome.output
 
 
+def test_encrypted_file_without_password(ansible: Runner, tmp_path: Path) -> None:
+    """A whole file that is encrypted, as the example advises: the error names file and remedy."""
+    inventory = tmp_path / "prod"
+    vault = inventory / "group_vars" / "all" / "vault.yml"
+    vault.parent.mkdir(parents=True)
+    shutil.copy(GOOD, inventory / "hosts.yml")
+    vault.write_text("vault_engine_key: 0c7d1e9f4b2a836517\n")
+    password = tmp_path / "password"
+    password.write_text("correct-horse\n")
+    program = Path(sys.executable).with_name("ansible-vault")
+    subprocess.run([program, "encrypt", "--vault-password-file", password, vault], check=True, capture_output=True)
+    outcome = ansible.run("playbooks/validate.yml", "-i", inventory)
+    assert outcome.status != 0
+    assert "group_vars/all/vault.yml is encrypted, and no vault password was given" in outcome.output
+    assert "--ask-vault-pass" in outcome.output
+    assert ansible.run("playbooks/validate.yml", "-i", inventory, "--vault-password-file", password).status == 0
+
+
 def test_command_line_values(ansible: Runner) -> None:
     """-e name=value is text: accepted for the switches that are meant for one run, else explained."""
     good = ansible.run(
@@ -231,6 +249,7 @@ PARTS = (
     "playbooks/validate.yml",
     "roles/validate",
     "plugins/action/validate_inventory.py",
+    "plugins/filter/inventory.py",
     "plugins/modules/validate_inventory.py",
     "plugins/module_utils/__init__.py",
     "plugins/module_utils/common",
