@@ -31,9 +31,6 @@ SOURCE = ROOT / "roles" / "node_agent" / "files"
 FIXTURES = ROOT / "tests" / "fixtures"
 MIB = 1024**2
 
-if str(SOURCE) not in sys.path:
-    sys.path.insert(0, str(SOURCE))
-
 
 @functools.cache
 def _folder() -> Path:

@@ -17,20 +17,18 @@ from hypothesis import strategies as st
 
 from ansible_collections.metal.serve.plugins.action.agent_bundle import members
 from ansible_collections.metal.serve.plugins.module_utils.telemetry.bundle import bundle
+from metalserve_agent import config as configuration
+from metalserve_agent.agent import Exporter, Source, families
+from metalserve_agent.catalogue import CATALOGUE
+from metalserve_agent.docker_api import demultiplex, parse_time
+from metalserve_agent.host import HostSource, count_of_list
+from metalserve_agent.nvml import normal_bus_id
+from metalserve_agent.readings import Errors, Reading
+from metalserve_agent.replicas import ReplicaSource
+from metalserve_agent.xid import XidWatcher, parse_kmsg
 
 from . import helpers
 from .helpers import MIB, frames, h200, served, settings, state
-
-# The helpers put the agent's source on the path.
-from metalserve_agent import config as configuration  # isort: skip
-from metalserve_agent.agent import Exporter, Source, families  # isort: skip
-from metalserve_agent.catalogue import CATALOGUE  # isort: skip
-from metalserve_agent.docker_api import demultiplex, parse_time  # isort: skip
-from metalserve_agent.host import HostSource, count_of_list  # isort: skip
-from metalserve_agent.nvml import normal_bus_id  # isort: skip
-from metalserve_agent.readings import Errors, Reading  # isort: skip
-from metalserve_agent.replicas import ReplicaSource  # isort: skip
-from metalserve_agent.xid import XidWatcher, parse_kmsg  # isort: skip
 
 LOG = helpers.FIXTURES / "engine-logs" / "vllm-0.26.0-h200-run1.log"
 STARTED = "2026-11-30T14:15:59.5Z"
