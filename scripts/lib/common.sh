@@ -38,7 +38,7 @@ step() {
   child=$!
   set +m
   # shellcheck disable=SC2064 # this command's number, not a later one's
-  trap "kill -INT -- -$child 2>/dev/null; wait $child 2>/dev/null; printf '\n%s: stopped; run it again to go on\n' '$MADE_BY' >&2; exit 130" INT TERM
+  trap "kill -INT -- -$child 2>/dev/null || true; wait $child 2>/dev/null || true; printf '\n%s: stopped; run it again to go on\n' '$MADE_BY' >&2; exit 130" INT TERM
   [ -t 1 ] || printf '%s ...\n' "$title"
   while kill -0 "$child" 2>/dev/null; do
     detail=$(grep -aoE '^TASK \[[^]]*' "$log" | tail -n 1 | sed -E 's/^TASK \[(metal\.serve\.)?//' | cut -c -70) || true
