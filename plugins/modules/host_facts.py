@@ -13,7 +13,7 @@ description:
   - Reads the accelerators and their driver, NUMA, control groups, limits, packages, units, Docker and more,
     and returns them as one value.
   - Each reading has its own time limit. One that fails, hangs or is denied costs its own facts
-    and is named in RV(host_facts.probes).
+    and is named in C(host_facts.probes).
   - A value of V(null) means that it is not known, never that it is not there.
 options:
   subset:

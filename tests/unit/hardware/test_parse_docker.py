@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ansible_collections.metal.serve.plugins.module_utils.hardware import parse_docker
-from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import Container
+from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import Container, Docker
 
 ID = "ab" * 32
 
@@ -217,4 +217,4 @@ def test_any_json_never_raises(value: Any) -> None:
     parse_docker.parse_client(text)
     parse_docker.image_digests(text)
     parse_docker.parse_cdi("/x", text)
-    parse_docker.read_info(parse_docker.Docker(), text)
+    parse_docker.read_info(Docker(), text)
