@@ -271,10 +271,11 @@ class Run:
                 if release:
                     kept.add(content.container_name(replica.name, release))
         mine = {entry["replica"].name for entry in found}
+        stopped = {entry["current_container"] for entry in found if entry["decision"].action == decide.REPLACE}
         return [
             name
             for name, item in sorted(self.containers.items())
-            if item["replica"] in mine and name not in kept and not item["running"]
+            if item["replica"] in mine and name not in kept and (name in stopped or not item["running"])
         ]
 
     def run(self) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def content(
             "path": spec["model_path"],
         },
         "gpus": list(spec["gpus"]),
-        "options": {str(option["name"]): option["value"] for option in spec["options"]},
+        "settings": {str(option["name"]).replace("-", "_"): option["value"] for option in spec["options"]},
         "environment": dict(spec["environment"]),
         "command": list(spec["command"]),
         "mounts": [
