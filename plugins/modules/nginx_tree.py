@@ -58,6 +58,9 @@ options:
     description: Unit that is reloaded.
     type: str
     default: nginx
+  error_log:
+    description: Error log of the running nginx, which says why it did not take a new release over.
+    type: path
   keep:
     description: How many releases stay on the disk.
     type: int
@@ -214,8 +217,27 @@ def is_active(module: AnsibleModule) -> bool:
     return bool(code == 0)
 
 
+def log_size(path: str | None) -> int:
+    """Return the size of the error log in bytes; 0 where there is none."""
+    try:
+        return os.path.getsize(path) if path else 0
+    except OSError:
+        return 0
+
+
+def last_alarm(path: str | None, position: int) -> str:
+    """Return the first emergency that was written to the error log after ``position``; empty where there is none."""
+    try:
+        with open(path or "", encoding="utf-8", errors="replace") as stream:
+            stream.seek(position)
+            return next((line.split(": ", 1)[-1].strip() for line in stream if "[emerg]" in line), "")
+    except OSError:
+        return ""
+
+
 def reload_until(module: AnsibleModule, identity: str) -> tuple[bool, str]:
     """Reload the unit and wait until nginx answers with ``identity``; return whether it does, and what was said."""
+    position = log_size(module.params["error_log"])
     code, out, err = module.run_command(["systemctl", "reload", module.params["service"]])
     if code != 0:
         return False, (err or out).strip()
@@ -224,7 +246,8 @@ def reload_until(module: AnsibleModule, identity: str) -> tuple[bool, str]:
         if running_release(module.params["status_url"]) == identity:
             return True, ""
         time.sleep(0.2)
-    return False, f"it still answers with {running_release(module.params['status_url']) or 'nothing'}"
+    answer = running_release(module.params["status_url"]) or "nothing"
+    return False, last_alarm(module.params["error_log"], position) or f"it still answers with {answer}"
 
 
 def put_back(root: str, previous: str | None, old_main: bytes | None) -> None:
@@ -248,6 +271,7 @@ def main() -> None:
             "status_url": {"type": "str", "required": True},
             "nginx": {"type": "path", "default": "/usr/sbin/nginx"},
             "service": {"type": "str", "default": "nginx"},
+            "error_log": {"type": "path"},
             "keep": {"type": "int", "default": 3},
             "wait": {"type": "int", "default": 15},
         },

@@ -207,6 +207,8 @@ def test_a_full_pool_answers_429_and_others_do_not_notice(gateway: Gateway) -> N
         assert gateway.ask(body=PROMPT)[0].status == 200
         found = [future.result() for future in waiting]
     assert sorted(status for status, _, _ in found) == [200, 200, 429, 429, 429, 429]
+    refused = [row for row in gateway.log() if row["status"] == 429]
+    assert {(row["pool"], row["upstream"]) for row in refused} == {("tight", "")}
     _, body, retry = next(one for one in found if one[0] == 429)
     assert (body["error"]["type"], retry) == ("rate_limit_error", "1")
     assert gateway.ask(body=PROMPT, X_Metalserve_Pool="tight")[0].status == 200

@@ -35,7 +35,13 @@ class Machine:
         self.active, self.running = False, ""
         tools = root / "bin"
         tools.mkdir()
-        (tools / "systemctl").write_text(f'#!/bin/sh\necho "$1" >> {self.calls}\ntest -e {root}/active\n')
+        words = "2026/11/30 16:43:45 [emerg] 7#7: bind() to 0.0.0.0:443 failed (98: Address already in use)"
+        self.error_log = root / "error.log"
+        self.error_log.write_text("2026/11/30 16:43:44 [emerg] 7#7: an older one\n")
+        (tools / "systemctl").write_text(
+            f'#!/bin/sh\necho "$1" >> {self.calls}\n'
+            f'test "$1" = reload && echo "{words}" >> {self.error_log}\ntest -e {root}/active\n'
+        )
         (tools / "systemctl").chmod(0o755)
         self._active_file = root / "active"
         monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
@@ -55,6 +61,7 @@ class Machine:
             "secret_files": {"keys.conf": KEYS},
             "status_url": "http://127.0.0.1:1/release",
             "nginx": "/usr/sbin/nginx",
+            "error_log": str(self.error_log),
             "wait": 0,
             "_ansible_check_mode": check,
             "_ansible_diff": True,
@@ -203,7 +210,7 @@ def test_a_tree_that_is_not_taken_over_is_taken_back(machine: Machine) -> None:
     before = {path: value[0] for path, value in machine.snapshot().items()}
     said = machine.run(files={"http.conf": HTTP.replace("127.0.0.1:1", "127.0.0.1:2")})
     assert said["failed"]
-    assert "did not take it over" in said["msg"]
+    assert "did not take it over (bind() to 0.0.0.0:443 failed (98: Address already in use))" in said["msg"]
     after = {path: value[0] for path, value in machine.snapshot().items()}
     assert {path: value for path, value in after.items() if path in before} == before
     assert nginx.current_release(str(machine.root)) == first["release"]
