@@ -55,8 +55,8 @@ def _serve() -> None:
     loader = DataLoader()
     inventory = InventoryManager(loader=loader, sources=[WARM_UP])
     VariableManager(loader=loader, inventory=inventory).get_vars(host=inventory.get_host("node-a"))
-    for kind in (plugins.callback_loader, plugins.vars_loader, plugins.inventory_loader, plugins.cache_loader):
-        list(kind.all(class_only=True))
+    for kind in ("cache", "callback", "inventory", "vars", "connection", "shell", "become", "strategy"):
+        list(getattr(plugins, f"{kind}_loader").all(class_only=True))
     for kind, name in (
         (plugins.strategy_loader, "linear"),
         (plugins.connection_loader, "ansible.builtin.local"),
@@ -66,7 +66,7 @@ def _serve() -> None:
         (plugins.action_loader, "ansible.builtin.normal"),
     ):
         kind.get(name, class_only=True)
-    for name in ("flatten", "map", "regex_replace", "select", "length", "dirname", "bool"):
+    for name in ("flatten", "map", "regex_replace", "select", "length", "dirname", "bool", "metal.serve.unless_locked"):
         plugins.filter_loader.get(name)
     for name in ("file", "search", "defined"):
         plugins.test_loader.get(name)
