@@ -21,11 +21,12 @@ _TOKEN = re.compile(
       (?P<space>[ \t\r\n]+)
     | (?P<comment>\#[^\n]*)
     | (?P<string>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|`[^`]*`)
-    | (?P<duration>(?:[0-9]+(?:ms|[smhdwy]))+(?![A-Za-z0-9_:]))
+    | (?P<range>\[[^\[\]]*\])
+    | (?P<duration>(?:[0-9]+(?:ms|[smhdwy]))+(?![A-Za-z0-9_]))
     | (?P<number>0[xX][0-9a-fA-F]+|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
     | (?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)
-    | (?P<variable>\$[a-zA-Z_][a-zA-Z0-9_]*|\$\{[^}]*\}|\[\[[a-zA-Z_][a-zA-Z0-9_]*\]\])
-    | (?P<operator>=~|!~|!=|==|<=|>=|[-+*/%^=<>(){}\[\],:@$])
+    | (?P<variable>\$[a-zA-Z_][a-zA-Z0-9_]*|\$\{[^}]*\})
+    | (?P<operator>=~|!~|!=|==|<=|>=|[-+*/%^=<>(){},@])
     """,
     re.VERBOSE,
 )
@@ -265,13 +266,10 @@ def _selector(tokens: list[tuple[str, str]], position: int, expression: str) -> 
     return Selector(name, tuple(labels), pattern), position
 
 
-_PAIRS = {")": "(", "]": "["}
-
-
 def _balance(depth: list[str], text: str, expression: str) -> None:
-    if text in "([":
+    if text == "(":
         depth.append(text)
-    elif (text in _PAIRS and (not depth or depth.pop() != _PAIRS[text])) or text == "}":
+    elif text == "}" or (text == ")" and (not depth or not depth.pop())):
         raise ExpressionError(f"{text!r} closes nothing in {_short(expression)}")
 
 

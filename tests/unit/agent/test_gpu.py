@@ -70,7 +70,8 @@ def test_a_lost_gpu_is_not_counted_and_gives_no_zeros(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("call", "code", "reason"), [("init", 9, "driver_not_loaded"), ("count", 999, "unknown")])
 def test_without_a_driver_nothing_is_said_of_gpus(call: str, code: int, reason: str, tmp_path: Path) -> None:
     found = scrape(tmp_path, state(h200(), **{f"fail.{call}": code}))
-    assert not [sample for sample in found.samples if sample.name.startswith("metalserve_gpu")]
+    names = {sample.name for sample in found.samples if sample.name.startswith("metalserve_gpu")}
+    assert names <= {"metalserve_gpu_xid_source_info"}  # the kernel's log can be read without a driver
     assert found.select("metalserve_agent_errors_total", source="nvml", reason=reason)[0].value == 1
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[3]
+TEMPLATES = ROOT / "templates" / "monitoring"
 FOLDER = Path(__file__).parent / "rendering"
 EXTRA: dict[str, dict[str, Any]] = {
     "gpu": {

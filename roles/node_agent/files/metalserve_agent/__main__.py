@@ -25,6 +25,7 @@ from .xid import XidWatcher
 HOST_INTERVAL_S = 30.0
 GPU_INTERVAL_S = 10.0
 CONFIG_INTERVAL_S = 5.0
+XID_ONCE_S = 1.0
 
 
 class Agent:
@@ -58,7 +59,10 @@ class Agent:
         self.exporter.use([*self._fixed, *self._replicas])
 
     def collect_once(self) -> None:
-        """Run one round of every source, one after the other."""
+        """Run one round of every source, one after the other; Xid events get a second to be found."""
+        if self.config.accelerator == "nvidia":
+            threading.Thread(target=self._xid.run, name="xid-events", daemon=True).start()
+            self._xid.wait(XID_ONCE_S)
         for source in [*self._fixed, *self._replicas]:
             source.collect_once()
 

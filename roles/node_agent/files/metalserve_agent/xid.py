@@ -44,6 +44,7 @@ class XidWatcher:
         self._last: dict[str, int] = {}
         self._source = ""
         self._stop = threading.Event()
+        self._reading = threading.Event()
 
     def read(self) -> list[Reading]:
         """Return the counts so far. No source (neither kernel log nor NVML): no readings at all."""
@@ -68,6 +69,10 @@ class XidWatcher:
         finally:
             os.close(handle)
 
+    def wait(self, seconds: float) -> None:
+        """Return once the past is read (or NVML listens), after ``seconds`` at the latest."""
+        self._reading.wait(seconds)
+
     def stop(self) -> None:
         """End :meth:`run` within a second."""
         self._stop.set()
@@ -81,6 +86,8 @@ class XidWatcher:
     def _set_source(self, source: str) -> None:
         with self._lock:
             self._source = source
+        if source:
+            self._reading.set()
 
     def _follow_kernel_log(self, handle: int) -> None:
         poller = select.poll()
