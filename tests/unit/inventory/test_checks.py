@@ -22,6 +22,7 @@ from ansible_collections.metal.serve.plugins.module_utils.inventory.model import
 )
 from ansible_collections.metal.serve.plugins.module_utils.inventory.roles import options_of
 from ansible_collections.metal.serve.plugins.module_utils.inventory.rules_models import judge_image
+from ansible_collections.metal.serve.plugins.module_utils.planner.pools import pool_plans
 from tests.unit.inventory.small import DIGEST, Small
 
 Break = Callable[[Small], Any]
@@ -571,3 +572,22 @@ def test_report_width() -> None:
     text = report.render(small.problems())
     wide = [line for line in text.splitlines() if len(line) > report.WIDTH]
     assert all("docker pull" in line or "openssl" in line for line in wide), wide
+
+
+def test_what_is_right_can_be_planned() -> None:
+    """The planner takes what validate lets through: the same keys, the same meaning."""
+    small = Small()
+    small.pool.update(
+        replicas_per_node=4, port=8300, served_name="chat-short", longest_stream_s=60.5, queue=10, slo={"p99_s": 1.5},
+        workload={"qps": 50, "prompt_tokens": 350, "output_tokens": {"mean": 128, "p95": 512}, "priorities": True},
+        minimums={"prefill_tokens_per_s": 4000}, container={"memory": "88G", "memory_swap": "90G", "ipc_mode": "host"},
+        settings={"max_num_seqs": 256, "kv_cache_dtype": "fp8"},
+    )  # fmt: skip
+    small.add_pool("long", ["node-a", "node-b"], tensor_parallel=2, replicas_per_node=2, max_model_len=131072)
+    assert small.problems() == []
+    hostvars = {host: {**small.wide, **own} for host, own in small.hosts.items()}
+    plans = pool_plans(small.wide["metalserve_pools"], small.groups, hostvars)
+    assert [(plan.pool, len(plan.replicas), plan.replicas[0].port) for plan in plans] == [
+        ("short", 8, 8300),
+        ("long", 4, 8200),
+    ]
