@@ -81,10 +81,10 @@ class Batching:
     reasons: dict[str, str] = field(default_factory=dict)
 
 
-def number(value: Any, name: str, low: float, what: str, whole: bool = False) -> Any:
-    """Return ``value`` if it is a number of at least ``low``; else raise PlanError naming ``name`` and ``what``."""
+def number(value: Any, name: str, low: float, what: str, whole: bool = False, high: float = 1e15) -> Any:
+    """Return ``value`` if it is a number, ``low`` to ``high``; else raise PlanError naming ``name`` and ``what``."""
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or value < low or (whole and value != int(value)):
+    if not good or not low <= value <= high or (whole and value != int(value)):
         raise PlanError(f"{name} is {value!r}; it must be {what}.")
     return int(value) if whole else value
 

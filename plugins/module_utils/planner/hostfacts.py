@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,9 +39,9 @@ def _int(value: Any) -> int | None:
     """Return ``value`` as a whole number, None for anything that is not one (N/A, null, a boolean)."""
     if isinstance(value, bool):
         return None
-    if isinstance(value, (int, float)):
+    if isinstance(value, (int, float)) and math.isfinite(value):
         return int(value)
-    if isinstance(value, str) and value.strip().lstrip("-").isdigit():
+    if isinstance(value, str) and value.strip().isdecimal():
         return int(value)
     return None
 
@@ -50,7 +51,10 @@ def parse_node(facts: Any, where: str = "facts") -> Node:
     if not isinstance(facts, Mapping):
         raise PlanError(f"{where} is {type(facts).__name__}; it must be the dict that host_facts returns.")
     gpus = []
-    for position, gpu in enumerate(facts.get("gpus") or []):
+    listed = facts.get("gpus")
+    if listed is not None and not isinstance(listed, list):
+        raise PlanError(f"{where}.gpus is {listed!r}; it must be a list, as host_facts returns it.")
+    for position, gpu in enumerate(listed or []):
         if not isinstance(gpu, Mapping):
             raise PlanError(f"{where}.gpus[{position}] is {gpu!r}; it must be a mapping.")
         total = _int(gpu.get("memory_total_mib"))
@@ -86,7 +90,7 @@ def _numa(facts: Mapping[str, Any]) -> tuple[tuple[int, str], ...]:
     numa = facts.get("numa")
     nodes = numa.get("nodes") if isinstance(numa, Mapping) else None
     found = []
-    for node in nodes or []:
+    for node in nodes if isinstance(nodes, list) else []:
         number = _int(node.get("id")) if isinstance(node, Mapping) else None
         if number is not None and node.get("cpu_list"):
             found.append((number, str(node["cpu_list"])))

@@ -135,18 +135,27 @@ def _whole(config: Mapping[str, Any], name: str, default: int | None = None, low
     return value
 
 
+def _real(config: Mapping[str, Any], name: str, default: float, low: float, high: float) -> float:
+    """Return a number within bounds from config.json, or ``default`` where the key is missing or null."""
+    value = config.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        raise PlanError(f"config.json has {name} = {value!r}; it must be a number, {low:g} to {high:g}.")
+    return float(value)
+
+
 def _context_limit(config: Mapping[str, Any], positions: int) -> int:
     """Return the longest context with rope scaling counted, as vLLM derives it (config/model.py)."""
     rope = config.get("rope_scaling") or config.get("rope_parameters")
     if not isinstance(rope, Mapping):
         return positions
     kind = str(rope.get("rope_type") or rope.get("type") or "default")
-    factor = rope.get("factor")
-    if kind in ("default", "su", "longrope", "llama3", "mrope") or not isinstance(factor, (int, float)):
+    factor = _real(rope, "factor", 1.0, 1.0, 1e4)
+    if kind in ("default", "su", "longrope", "llama3", "mrope"):
         return positions
-    original = rope.get("original_max_position_embeddings")
-    base = original if kind == "yarn" and isinstance(original, int) else positions
-    return max(positions, int(base * factor))
+    original = _whole(rope, "original_max_position_embeddings", positions)
+    return max(positions, int((original if kind == "yarn" else positions) * factor))
 
 
 def _first(config: Mapping[str, Any], *names: str) -> Any:
@@ -248,6 +257,16 @@ def _patterned(layers: int, every: int, other: str, first: str = "") -> tuple[st
     return tuple("full" if (index + 1) % every == 0 else other for index in range(layers))
 
 
+def _compressed_kinds(rates: list[Any], layers: int) -> tuple[str, ...]:
+    """Return DeepSeek V4's kinds from the compression rate of each layer (0: window only)."""
+    if len(rates) < layers:
+        raise PlanError(f"config.json has {len(rates)} compression rates for {layers} layers; it must name each layer.")
+    for rate in rates:
+        if isinstance(rate, bool) or not isinstance(rate, int) or not 0 <= rate <= 10**6:
+            raise PlanError(f"config.json has a compression rate {rate!r}; it must be a whole number, 0 or more.")
+    return tuple(f"compressed:{rate}" if rate else "sliding" for rate in rates[:layers])
+
+
 def _layer_kinds(config: Mapping[str, Any], layers: int, window: int, kind: str) -> tuple[str, ...]:
     """Return the attention of each layer: full, sliding, linear, compressed:N; empty when all are full."""
     rates = _first(config, "compress_rates", "compress_ratios")
@@ -256,7 +275,7 @@ def _layer_kinds(config: Mapping[str, Any], layers: int, window: int, kind: str)
     interval = config.get("full_attention_interval")
     kinds: tuple[str, ...] = ()
     if kind.startswith("deepseek_v4") and isinstance(rates, list):
-        kinds = tuple(f"compressed:{max(1, int(rate))}" if rate else "sliding" for rate in rates[:layers])
+        kinds = _compressed_kinds(rates, layers)
     elif isinstance(listed, list):
         kinds = _listed_kinds(listed, layers)
     elif kind.startswith("deepseek_v4"):
@@ -365,7 +384,7 @@ def parse_config(config: Any) -> ModelShape:
     if kind.startswith(("qwen2", "qwen3")) and not config.get("use_sliding_window", False):
         window = 0
     latent = None
-    rotary = int(head_dim * float(config.get("partial_rotary_factor") or 1.0))
+    rotary = int(head_dim * _real(config, "partial_rotary_factor", 1.0, 0.0, 1.0))
     if config.get("kv_lora_rank"):
         latent = Latent(
             kv_rank=_whole(config, "kv_lora_rank", low=1),

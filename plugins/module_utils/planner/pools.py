@@ -17,6 +17,9 @@ from ansible_collections.metal.serve.plugins.module_utils.planner.types import P
 ENGINES = ("vllm", "sglang", "triton_vllm")
 BASE_PORT = 8100
 PORTS_PER_POOL = 100
+MOST = 64
+"""GPUs or replicas of a node, ranks of a replica, nodes of a replica: more is a slip of the keyboard."""
+
 BODY_BYTES_PER_TOKEN = 16
 """Room for one token in a JSON body: ``\\uXXXX`` escapes take 6 bytes a character, and a token may span several."""
 
@@ -56,7 +59,7 @@ def parallel_of(pool: str, spec: Mapping[str, Any]) -> dict[str, int]:
         ("data", "data_parallel"),
         ("nodes", "nodes_per_replica"),
     ):
-        sizes[key] = number(spec.get(name, 1), f"{where}.{name}", 1, "a whole number, 1 or more", whole=True)
+        sizes[key] = number(spec.get(name, 1), f"{where}.{name}", 1, f"a whole number, 1 to {MOST}", True, MOST)
     total = sizes["tensor"] * sizes["pipeline"] * sizes["data"]
     if total % sizes["nodes"]:
         raise PlanError(
@@ -75,7 +78,7 @@ def _replicas_on(pool: str, spec: Mapping[str, Any], host: str, hostvars: Mappin
     """Return how many replicas of the pool a host runs: replicas_per_node, else all GPUs that are expected."""
     where = f"metalserve_pools.{pool}.replicas_per_node"
     if spec.get("replicas_per_node") is not None:
-        return int(number(spec["replicas_per_node"], where, 1, "a whole number, 1 or more", whole=True))
+        return int(number(spec["replicas_per_node"], where, 1, f"a whole number, 1 to {MOST}", True, MOST))
     if host_accelerator(hostvars) == "cpu":
         return 1
     expected = hostvars.get("metalserve_expected_gpus")
@@ -84,7 +87,7 @@ def _replicas_on(pool: str, spec: Mapping[str, Any], host: str, hostvars: Mappin
             f"{where} is not set and {host} has no metalserve_expected_gpus; set one of them, so that the number of "
             "replicas does not depend on which hosts answer."
         )
-    count = int(number(expected, f"metalserve_expected_gpus of {host}", 1, "a whole number, 1 or more", whole=True))
+    count = int(number(expected, f"metalserve_expected_gpus of {host}", 1, f"a whole number, 1 to {MOST}", True, MOST))
     if count < per_node:
         raise PlanError(
             f"metalserve_expected_gpus of {host} is {count}; one replica of {pool} takes {per_node} GPUs of a node."
