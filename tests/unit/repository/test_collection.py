@@ -55,12 +55,14 @@ def test_a_playbook_of_the_installed_collection_runs(installed: Path, tmp_path: 
         "all:\n  children:\n    gateways:\n      hosts:\n        gw.invalid:\n    engines:\n      hosts: {}\n",
         encoding="utf-8",
     )
+    settings = tmp_path / "empty.cfg"
+    settings.touch()
     done = run(
         str(BIN / "ansible-playbook"),
         *("-i", str(inventory), "metal.serve.validate"),
         cwd=tmp_path,
         ANSIBLE_COLLECTIONS_PATH=str(installed),
-        ANSIBLE_CONFIG=os.devnull,
+        ANSIBLE_CONFIG=str(settings),
     )
     assert done.returncode != 0
     assert "metalserve_pools" in done.stdout + done.stderr
