@@ -26,7 +26,7 @@ class ActionModule(ActionBase):
             argument_spec={
                 "dest": {"type": "path", "required": True},
                 "subset": {"type": "list", "elements": "str", "default": ["all"]},
-                "timeout": {"type": "float", "default": 40.0},
+                "timeout": {"type": "float", "default": 60.0},
                 "root": {"type": "str", "default": "/var/lib/metalserve"},
             }
         )

@@ -28,7 +28,7 @@ options:
   timeout:
     description: Seconds that the whole reading may take, more than 0 and at most 600.
     type: float
-    default: 25.0
+    default: 40.0
   root:
     description: Folder below which this bundle keeps models and engines.
     type: str

@@ -26,7 +26,7 @@ options:
   timeout:
     description: Seconds that the whole reading may take, more than 0 and at most 600.
     type: float
-    default: 40.0
+    default: 60.0
   root:
     description: Folder on the host below which this bundle keeps models and engines.
     type: str

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from typing import Callable, Optional
@@ -36,7 +35,7 @@ from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import 
 )
 from ansible_collections.metal.serve.plugins.module_utils.hardware.masking import (
     mask_assignments,
-    mask_json,
+    mask_release,
     mask_secrets,
 )
 from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import (
@@ -645,7 +644,8 @@ def _engines(raw: Raw) -> list[Engine]:
         else:
             release = releases.setdefault((name, number), Release(number))
             if what.endswith("release.json"):
-                release.release, release.error = values.json_object(masked_json(text))
+                document, release.error = values.json_object(text)
+                release.release = mask_release(document)
             else:
                 release.config_text = mask_secrets(mask_assignments(text))
                 config, _error = load(release.config_text)
@@ -658,12 +658,6 @@ def _engines(raw: Raw) -> list[Engine]:
         engine.port = parse_services.release_port(current.release) if current is not None else None
         engine.health_status = health.get(f"health/{name}.txt")
     return [engines[name] for name in sorted(engines)]
-
-
-def masked_json(text: str) -> str:
-    """Return a JSON text without secrets; one that is no JSON is returned as it is."""
-    value, error = values.json_value(text)
-    return text if error is not None else json.dumps(mask_json(value))
 
 
 def _models(raw: Raw) -> list[Model]:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import HostFacts
 
 WORKERS = 12
-DEFAULT_TIMEOUT = 25.0
+DEFAULT_TIMEOUT = 40.0
 """Seconds for the whole collection; each probe has its own limit below that."""
 
 
@@ -147,7 +147,7 @@ class LiveSource:
     def results(self, probes: Sequence[Probe], timeout: float) -> Snapshot:
         """Run ``probes`` within ``timeout`` seconds."""
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        return Snapshot(collect_live(probes, timeout, self.host), at, os.geteuid() == 0)
+        return Snapshot(collect_live(probes, timeout, self.host), at, os.geteuid() == 0, False)
 
 
 class SnapshotSource:
@@ -164,7 +164,7 @@ class SnapshotSource:
         snapshot = read_snapshot(self.folder)
         wanted = {probe.name for probe in probes}
         kept = {name: result for name, result in snapshot.results.items() if name in wanted}
-        return Snapshot(kept, snapshot.collected_at, snapshot.as_root)
+        return Snapshot(kept, snapshot.collected_at, snapshot.as_root, snapshot.masked)
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,9 @@ def collect(
     """
     origin = SnapshotSource(source) if isinstance(source, str) else source or LiveSource()
     found = origin.results(tuple(PROBES if probes is None else probes), timeout)
-    return Collected(build_facts(found.results, origin.kind, found.collected_at, found.as_root), found.results)
+    facts = build_facts(found.results, origin.kind, found.collected_at, found.as_root)
+    facts.masked = found.masked
+    return Collected(facts, found.results)
 
 
 def people() -> tuple[str, ...]:

@@ -854,6 +854,9 @@ class HostFacts:
     source: str = field(default="", metadata={"says": "live or snapshot"})
     collected_at: Optional[str] = fact("when it was read, UTC, as 2026-01-31T00:00:00Z")
     collected_as_root: Optional[bool] = fact("whether root read it")
+    masked: Optional[bool] = fact(
+        "whether names and addresses are stand-ins (hashes over texts then differ); None where a snapshot does not say"
+    )
     probes: dict[str, ProbeState] = table("state of every probe by name")
     unknown_fields: list[str] = many(
         "elements in nvidia-smi's answer that are not known here: read them as 'not judged'"

@@ -101,7 +101,7 @@ class Probe:
     group: str
     paths: tuple[str, ...]
     read: Callable[[LiveHost], list[Item]] = field(repr=False)
-    timeout: float = 2.0
+    timeout: float = 10.0
     second_round: bool = False
     says: str = ""
 

@@ -22,16 +22,16 @@ DROP_INS = "/run/systemd/transient/docker-*.scope.d/50-DeviceAllow.conf"
 
 
 def _version(host: LiveHost) -> list[Item]:
-    return [host.docker("/version", "docker/version.json", 4.0)]
+    return [host.docker("/version", "docker/version.json", 10.0)]
 
 
 def _info(host: LiveHost) -> list[Item]:
-    return [host.docker("/info", "docker/info.json", 6.0)]
+    return [host.docker("/info", "docker/info.json", 10.0)]
 
 
 def _client(host: LiveHost) -> list[Item]:
     argv = ["docker", "version", "--format", "{{json .}}"]
-    found = host.command(argv, 5.0, (0, 1), at=command_path(["docker", "version"]), missing=ABSENT)
+    found = host.command(argv, 10.0, (0, 1), at=command_path(["docker", "version"]), missing=ABSENT)
     return [found]
 
 
@@ -41,7 +41,7 @@ def _socket(host: LiveHost) -> list[Item]:
 
 def _containers(host: LiveHost) -> list[Item]:
     """List all containers, then describe each, and each image once."""
-    listing = host.docker("/containers/json?all=1", "docker/containers.json")
+    listing = host.docker("/containers/json?all=1", "docker/containers.json", 10.0)
     items = [listing]
     answer, error = values.json_value(listing.text) if listing.state == OK else (None, None)
     if error is not None:
@@ -64,14 +64,14 @@ def _containers(host: LiveHost) -> list[Item]:
 
 
 DOCKER_PROBES: tuple[Probe, ...] = (
-    Probe("docker_version", "docker", ("docker/version.json",), _version, 5.0, says="daemon and its API versions"),
-    Probe("docker_info", "docker", ("docker/info.json",), _info, 7.0, says="how the daemon is set up"),
+    Probe("docker_version", "docker", ("docker/version.json",), _version, 11.0, says="daemon and its API versions"),
+    Probe("docker_info", "docker", ("docker/info.json",), _info, 11.0, says="how the daemon is set up"),
     Probe(
         "docker_client",
         "docker_client",
         (command_path(["docker", "version"]),),
         _client,
-        6.0,
+        11.0,
         says="the docker command",
     ),
     file_probe("docker_daemon_json", "docker", "/etc/docker/daemon.json", "configuration of the daemon"),
@@ -87,7 +87,7 @@ DOCKER_PROBES: tuple[Probe, ...] = (
         "docker",
         ("docker/containers.json", "docker/containers/*.json", "docker/images/*.json"),
         _containers,
-        15.0,
+        30.0,
         says="containers and their images",
     ),
     files_probe("docker_device_allow", "docker", (DROP_INS,), "device rules of running containers"),

@@ -43,11 +43,11 @@ def _driver_file(host: LiveHost, path: str) -> Item:
     place = snapshot_path(path)
     if not os.path.exists(host.real(path)):
         return Item(place, ABSENT)
-    return host.command(["head", "-c", "65536", host.real(path)], 3.0, at=place)
+    return host.command(["head", "-c", "65536", host.real(path)], 5.0, at=place)
 
 
 def _modinfo(host: LiveHost) -> list[Item]:
-    found = host.command(["modinfo", "nvidia"], 3.0)
+    found = host.command(["modinfo", "nvidia"], 8.0)
     gone = found.state == ERROR and "not found" in found.error
     return [Item(found.path, ABSENT)] if gone else [found]
 
@@ -165,10 +165,10 @@ def _kernel_log(host: LiveHost) -> list[Item]:
     devices.
     """
     place = command_path(["journalctl", "-k", "-b"])
-    found = host.command(["journalctl", "-k", "-b", "--no-pager", "-q", "-o", "short-iso"], 5.0, at=place)
+    found = host.command(["journalctl", "-k", "-b", "--no-pager", "-q", "-o", "short-iso"], 10.0, at=place)
     if found.state != OK or not found.text.strip():
         place = command_path(["dmesg"])
-        found = host.command(["dmesg"], 3.0, at=place)
+        found = host.command(["dmesg"], 5.0, at=place)
     kept = "".join(line + "\n" for line in found.text.splitlines() if any(word in line for word in _LOG_WORDS))
     return [Item(place, found.state, kept[-LOG_LIMIT:], found.error)]
 
@@ -179,7 +179,7 @@ def _fabric_manager_log(host: LiveHost) -> list[Item]:
     if not host.glob("/lib/systemd/system/nvidia-fabricmanager.service") and host.which("nv-fabricmanager") is None:
         return [Item(place, ABSENT)]
     argv = ["journalctl", "-u", "nvidia-fabricmanager", "-b", "-n", "50", "--no-pager", "-q", "-o", "short-iso"]
-    return [host.command(argv, 4.0, at=place)]
+    return [host.command(argv, 8.0, at=place)]
 
 
 GPU_PROBES: tuple[Probe, ...] = (
@@ -197,7 +197,6 @@ GPU_PROBES: tuple[Probe, ...] = (
         "gpu",
         ("processes/[0-9]*/comm", "processes/[0-9]*/cgroup"),
         _gpu_processes,
-        3.0,
         second_round=True,
         says="names and control groups of processes on GPUs",
     ),
@@ -206,7 +205,7 @@ GPU_PROBES: tuple[Probe, ...] = (
         "driver",
         (snapshot_path("/proc/driver/nvidia/version"),),
         lambda host: [_driver_file(host, "/proc/driver/nvidia/version")],
-        4.0,
+        6.0,
         says="loaded driver",
     ),
     Probe(
@@ -214,7 +213,7 @@ GPU_PROBES: tuple[Probe, ...] = (
         "driver",
         (snapshot_path("/proc/driver/nvidia/params"),),
         lambda host: [_driver_file(host, "/proc/driver/nvidia/params")],
-        4.0,
+        6.0,
         says="parameters of the loaded driver",
     ),
     Probe(
@@ -230,7 +229,6 @@ GPU_PROBES: tuple[Probe, ...] = (
         "driver",
         (command_path(["modinfo", "nvidia"]),),
         _modinfo,
-        4.0,
         says="module file that the next start would load",
     ),
     file_probe("proc_devices", "driver", "/proc/devices", "major numbers"),
@@ -240,10 +238,9 @@ GPU_PROBES: tuple[Probe, ...] = (
         "pci",
         (snapshot_path("/sys/bus/pci/devices/*/*"),),
         _pci_devices,
-        4.0,
         says="GPUs and NVSwitches on the bus",
     ),
-    command_probe("lspci", "pci", ("lspci", "-D", "-nn"), "functions on the bus", 4.0),
+    command_probe("lspci", "pci", ("lspci", "-D", "-nn"), "functions on the bus"),
     Probe(
         "pci_bridges",
         "pci",
@@ -275,7 +272,7 @@ GPU_PROBES: tuple[Probe, ...] = (
         "kernel_log",
         (command_path(["journalctl", "-k", "-b"]), command_path(["dmesg"])),
         _kernel_log,
-        8.0,
+        16.0,
         says="Xids, driver faults, memory windows without a place",
     ),
     Probe(
@@ -283,7 +280,6 @@ GPU_PROBES: tuple[Probe, ...] = (
         "kernel_log",
         (command_path(["journalctl", "-u", "nvidia-fabricmanager"]),),
         _fabric_manager_log,
-        5.0,
         says="what the fabric manager said last",
     ),
 )

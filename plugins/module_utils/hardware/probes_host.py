@@ -93,13 +93,13 @@ DAEMONS = ("dockerd", "containerd", "nginx", "sshd", "prometheus")
 
 def file_probe(name: str, group: str, path: str, says: str) -> Probe:
     """Return a probe that reads one file."""
-    return Probe(name, group, (snapshot_path(path),), lambda host: [host.file(path)], 2.0, says=says)
+    return Probe(name, group, (snapshot_path(path),), lambda host: [host.file(path)], says=says)
 
 
 def files_probe(name: str, group: str, patterns: tuple[str, ...], says: str) -> Probe:
     """Return a probe that reads every file that matches ``patterns``; it is absent only where nothing matches any."""
     return Probe(
-        name, group, tuple(snapshot_path(one) for one in patterns), lambda host: _found(host, patterns), 3.0, says=says
+        name, group, tuple(snapshot_path(one) for one in patterns), lambda host: _found(host, patterns), says=says
     )
 
 
@@ -108,7 +108,7 @@ def command_probe(
     group: str,
     argv: tuple[str, ...],
     says: str,
-    timeout: float = 5.0,
+    timeout: float = 10.0,
     codes: tuple[int, ...] = (0,),
     both: bool = False,
     more_paths: tuple[str, ...] = (),
@@ -323,26 +323,26 @@ def _rotation(name: str) -> int:
 def _dpkg(host: LiveHost) -> list[Item]:
     form = "${db:Status-Abbrev} ${Package} ${Version} ${Architecture}\n"
     return [
-        host.command(["dpkg-query", "-W", f"-f={form}"], 5.0, at=command_path(["dpkg-query", "-W"]), missing=ABSENT)
+        host.command(["dpkg-query", "-W", f"-f={form}"], 15.0, at=command_path(["dpkg-query", "-W"]), missing=ABSENT)
     ]
 
 
 def _holds(host: LiveHost) -> list[Item]:
     """Ask dpkg for what ``apt-mark showhold`` would print: apt keeps holds there, and dpkg answers far sooner."""
     place = command_path(["apt-mark", "showhold"])
-    found = host.command(["dpkg-query", "-W", "-f=${db:Status-Want} ${Package}\n"], 5.0, at=place, missing=ABSENT)
+    found = host.command(["dpkg-query", "-W", "-f=${db:Status-Want} ${Package}\n"], 15.0, at=place, missing=ABSENT)
     held = [line.split()[1] for line in found.text.splitlines() if line.startswith("hold ")]
     return [Item(place, found.state, "".join(f"{name}\n" for name in held), found.error)]
 
 
 def _rpm(host: LiveHost) -> list[Item]:
     form = "%{NAME} %|EPOCH?{%{EPOCH}:}|%{VERSION}-%{RELEASE} %{ARCH}\n"
-    return [host.command(["rpm", "-qa", "--qf", form], 8.0, at=command_path(["rpm", "-qa"]), missing=ABSENT)]
+    return [host.command(["rpm", "-qa", "--qf", form], 15.0, at=command_path(["rpm", "-qa"]), missing=ABSENT)]
 
 
 def _units(host: LiveHost) -> list[Item]:
     argv = ["systemctl", "show", "--no-pager", "--property", _UNIT_PROPERTIES, *UNITS]
-    return [host.command(argv, 6.0, at=command_path(["systemctl", "show"]))]
+    return [host.command(argv, 15.0, at=command_path(["systemctl", "show"]))]
 
 
 def _sysctl_probe(name: str) -> Probe:
@@ -354,16 +354,16 @@ def _manager_defaults() -> Probe:
     place = "commands/systemctl_show_defaults.txt"
 
     def read(host: LiveHost) -> list[Item]:
-        return [host.command(list(argv), 4.0, at=place)]
+        return [host.command(list(argv), 10.0, at=place)]
 
-    return Probe("systemd_defaults", "limits", (place,), read, 5.0, says="default limits of the service manager")
+    return Probe("systemd_defaults", "limits", (place,), read, 11.0, says="default limits of the service manager")
 
 
 HOST_PROBES: tuple[Probe, ...] = (
     Probe("uname", "os", (command_path(["uname", "-a"]),), _uname, says="kernel name, node name, release, machine"),
     files_probe("os_release", "os", ("/etc/os-release", "/usr/lib/os-release"), "distribution"),
     file_probe("uptime", "os", "/proc/uptime", "time since start"),
-    command_probe("virtualization", "os", ("systemd-detect-virt",), "container or virtual machine", 3.0, (0, 1)),
+    command_probe("virtualization", "os", ("systemd-detect-virt",), "container or virtual machine", codes=(0, 1)),
     file_probe("cmdline", "kernel", "/proc/cmdline", "kernel command line"),
     file_probe("modules", "kernel", "/proc/modules", "loaded modules"),
     files_probe(
@@ -376,7 +376,7 @@ HOST_PROBES: tuple[Probe, ...] = (
         "modprobe_times", "kernel", ("stat/modprobe.d.txt",), _modprobe_times, says="when modprobe.d files were changed"
     ),
     Probe("initramfs", "kernel", ("stat/initramfs.txt",), _initramfs, says="when the initramfs was built"),
-    Probe("secure_boot", "kernel", (command_path(["mokutil", "--sb-state"]),), _secure_boot, 4.0, says="Secure Boot"),
+    Probe("secure_boot", "kernel", (command_path(["mokutil", "--sb-state"]),), _secure_boot, says="Secure Boot"),
     file_probe("lockdown", "kernel", "/sys/kernel/security/lockdown", "kernel lockdown"),
     Probe("iommu_groups", "kernel", ("listings/sys_kernel_iommu_groups.txt",), _iommu_groups, says="IOMMU groups"),
     file_probe("tainted", "kernel", "/proc/sys/kernel/tainted", "taint flags"),
@@ -420,7 +420,6 @@ HOST_PROBES: tuple[Probe, ...] = (
         "limits",
         tuple(f"processes/{name}/{file}" for name in ("pid1", *DAEMONS) for file in ("limits", "pid")),
         _process_limits,
-        3.0,
         says="limits of PID 1 and of running daemons",
     ),
     Probe(
@@ -428,7 +427,6 @@ HOST_PROBES: tuple[Probe, ...] = (
         "limits",
         ("processes/session/limits", "processes/session/pid"),
         _session_limits,
-        3.0,
         says="limits of a login over SSH",
     ),
     files_probe(
@@ -441,11 +439,11 @@ HOST_PROBES: tuple[Probe, ...] = (
         "packages",
         (command_path(["dpkg-query", "-W"]), command_path(["dpkg", "-l"])),
         _dpkg,
-        6.0,
+        16.0,
         says="packages of a Debian family system",
     ),
-    Probe("rpm", "packages", (command_path(["rpm", "-qa"]),), _rpm, 9.0, says="packages of an RPM system"),
-    Probe("apt_holds", "packages", (command_path(["apt-mark", "showhold"]),), _holds, 6.0, says="packages on hold"),
+    Probe("rpm", "packages", (command_path(["rpm", "-qa"]),), _rpm, 16.0, says="packages of an RPM system"),
+    Probe("apt_holds", "packages", (command_path(["apt-mark", "showhold"]),), _holds, 16.0, says="packages on hold"),
     files_probe(
         "dnf_versionlock",
         "packages",
@@ -466,10 +464,9 @@ HOST_PROBES: tuple[Probe, ...] = (
         "history",
         (snapshot_path("/var/log/apt/history.log"), snapshot_path("/var/log/apt/history.log.[0-9]*")),
         _apt_history,
-        3.0,
         says="what apt did",
     ),
     Probe(
-        "systemd_units", "services", (command_path(["systemctl", "show"]),), _units, 7.0, says="units and their state"
+        "systemd_units", "services", (command_path(["systemctl", "show"]),), _units, 16.0, says="units and their state"
     ),
 )

@@ -55,7 +55,7 @@ MODEL_FILES = 5000
 
 def _nginx(host: LiveHost) -> list[Item]:
     """Dump the configuration. API keys in it are hidden right here: no fact and no snapshot ever holds one."""
-    found = host.command(["nginx", "-T"], 6.0, missing=ABSENT)
+    found = host.command(["nginx", "-T"], 15.0, missing=ABSENT)
     return [Item(found.path, found.state, masking.mask_nginx(found.text), found.error)]
 
 
@@ -132,9 +132,9 @@ def _prometheus(host: LiveHost) -> list[Item]:
         why = f"Prometheus is installed, but nothing listens on port {PROMETHEUS_PORT}"
         return [Item("prometheus/rules.json", ERROR, "", why)]
     return [
-        host.http(address, PROMETHEUS_PORT, "/api/v1/rules", "prometheus/rules.json", 4.0),
-        host.http(address, PROMETHEUS_PORT, "/api/v1/targets?state=active", "prometheus/targets.json", 4.0),
-        host.http(address, PROMETHEUS_PORT, "/api/v1/status/buildinfo", "prometheus/buildinfo.json", 4.0),
+        host.http(address, PROMETHEUS_PORT, "/api/v1/rules", "prometheus/rules.json", 8.0),
+        host.http(address, PROMETHEUS_PORT, "/api/v1/targets?state=active", "prometheus/targets.json", 8.0),
+        host.http(address, PROMETHEUS_PORT, "/api/v1/status/buildinfo", "prometheus/buildinfo.json", 8.0),
     ]
 
 
@@ -147,7 +147,7 @@ def _scrapes(host: LiveHost) -> list[Item]:
     for name, port in sorted(wanted.items()):
         place = f"scrapes/{name}.prom"
         address = listening(host, port)
-        items.append(host.http(address, port, "/metrics", place, 3.0) if address else Item(place, ABSENT))
+        items.append(host.http(address, port, "/metrics", place, 5.0) if address else Item(place, ABSENT))
     return items
 
 
@@ -239,11 +239,11 @@ def _secrets(host: LiveHost) -> list[Item]:
     paths = ["/etc/metalserve/secrets"]
     for pattern in (
         "/etc/metalserve/secrets/*",
-        "/etc/metalserve/tls/*",
+        "/etc/metalserve/tls/*.key",
         "/etc/nginx/metalserve/current/*keys*",
         "/etc/nginx/metalserve/current/engine_auth.conf",
-        "/etc/nginx/metalserve/current/tls/*",
-        f"{host.metalserve_root}/engines/*/releases/*/release.env",
+        "/etc/nginx/metalserve/current/tls/*.key",
+        f"{host.metalserve_root}/engines/*/releases/*/*key*",
     ):
         paths += host.glob(pattern)
     paths += _named_files(host, "ssl_certificate_key")
@@ -259,7 +259,7 @@ def _disks(host: LiveHost) -> list[Item]:
     items = []
     for path in dict.fromkeys(("/", root, host.metalserve_root)):
         place = "disks/root.txt" if path == "/" else f"disks{path}.txt"
-        found = host.command(["df", "-P", "-B1", path], 2.0, at=place)
+        found = host.command(["df", "-P", "-B1", path], 4.0, at=place)
         gone = found.state == ERROR and "No such file" in found.error
         items.append(Item(place, ABSENT) if gone else found)
     return items
@@ -315,11 +315,11 @@ SERVICE_PROBES: tuple[Probe, ...] = (
         "nginx",
         (command_path(["nginx", "-T"]), "files/etc/nginx/*"),
         _nginx,
-        7.0,
+        16.0,
         says="the gateway's configuration, keys hidden",
     ),
     command_probe(
-        "nginx_version", "nginx", ("nginx", "-V"), "version and modules of nginx", 3.0, (0,), True, missing=ABSENT
+        "nginx_version", "nginx", ("nginx", "-V"), "version and modules of nginx", 10.0, (0,), True, missing=ABSENT
     ),
     Probe(
         "access_logs",
@@ -340,12 +340,12 @@ SERVICE_PROBES: tuple[Probe, ...] = (
         "nginx",
         ("certificates/*",),
         _certificates,
-        8.0,
+        20.0,
         second_round=True,
         says="validity of the certificates that nginx names",
     ),
     Probe(
-        "prometheus", "monitoring", ("prometheus/*.json",), _prometheus, 13.0, says="rules and targets of Prometheus"
+        "prometheus", "monitoring", ("prometheus/*.json",), _prometheus, 25.0, says="rules and targets of Prometheus"
     ),
     files_probe(
         "prometheus_files",
@@ -363,15 +363,15 @@ SERVICE_PROBES: tuple[Probe, ...] = (
         ),
         "dashboards",
     ),
-    Probe("scrapes", "monitoring", ("scrapes/*.prom",), _scrapes, 12.0, says="exporters and engines of this machine"),
-    Probe("engines", "metalserve", ("files/*/engines/*",), _engines, 4.0, says="releases of engine replicas"),
-    Probe("engine_health", "metalserve", ("health/*.txt",), _health, 12.0, says="health endpoints of engines"),
+    Probe("scrapes", "monitoring", ("scrapes/*.prom",), _scrapes, 30.0, says="exporters and engines of this machine"),
+    Probe("engines", "metalserve", ("files/*/engines/*",), _engines, says="releases of engine replicas"),
+    Probe("engine_health", "metalserve", ("health/*.txt",), _health, 30.0, says="health endpoints of engines"),
     Probe(
         "models",
         "metalserve",
         ("files/*/models/*", "stat/models/*"),
         _models,
-        10.0,
+        20.0,
         says="manifests and files of models",
     ),
     Probe(
@@ -379,7 +379,6 @@ SERVICE_PROBES: tuple[Probe, ...] = (
         "security",
         ("stat/secrets.txt",),
         _secrets,
-        3.0,
         second_round=True,
         says="modes of files that hold secrets",
     ),
@@ -388,20 +387,18 @@ SERVICE_PROBES: tuple[Probe, ...] = (
         "docker",
         ("containers/*/limits", "containers/*/status"),
         _container_processes,
-        3.0,
         second_round=True,
         says="limits and processors in force in running containers",
     ),
-    command_probe("sockets", "network", ("ss", "-Hltnp"), "listening sockets", 4.0),
+    command_probe("sockets", "network", ("ss", "-Hltnp"), "listening sockets"),
     Probe(
         "proc_net_tcp",
         "network",
         (snapshot_path("/proc/net/tcp"), snapshot_path("/proc/net/tcp6")),
         _proc_net_tcp,
-        3.0,
         says="listening sockets, from the kernel",
     ),
-    command_probe("nft", "network", ("nft", "list", "ruleset"), "firewall", 4.0),
+    command_probe("nft", "network", ("nft", "list", "ruleset"), "firewall"),
     Probe(
         "clock",
         "time",
@@ -409,8 +406,8 @@ SERVICE_PROBES: tuple[Probe, ...] = (
         _clock,
         says="whether the kernel's clock is synchronised",
     ),
-    command_probe("chrony", "time", ("chronyc", "-n", "tracking"), "offset of the clock", 3.0, missing=ABSENT),
-    Probe("disks", "disk", ("disks/*",), _disks, 7.0, second_round=True, says="space"),
+    command_probe("chrony", "time", ("chronyc", "-n", "tracking"), "offset of the clock", missing=ABSENT),
+    Probe("disks", "disk", ("disks/*",), _disks, 15.0, second_round=True, says="space"),
     file_probe("selinux", "security", "/sys/fs/selinux/enforce", "SELinux"),
     file_probe("apparmor", "security", "/sys/module/apparmor/parameters/enabled", "AppArmor"),
 )

@@ -56,6 +56,7 @@ class Snapshot:
     results: dict[str, ProbeResult] = field(default_factory=dict)
     collected_at: Optional[str] = None
     as_root: Optional[bool] = None
+    masked: Optional[bool] = None
 
 
 def snapshot_files(
@@ -161,7 +162,7 @@ def read_snapshot(folder: str) -> Snapshot:
         items = _items(probe, files, states)
         results[probe.name] = _result(probe, items, states, index, broken)
     at = values.as_str(index.get("collected_at"))
-    return Snapshot(results, at, values.as_bool(index.get("as_root")))
+    return Snapshot(results, at, values.as_bool(index.get("as_root")), values.as_bool(index.get("masked")))
 
 
 def _read_files(folder: str) -> dict[str, str]:

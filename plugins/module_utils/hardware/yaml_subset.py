@@ -341,7 +341,7 @@ def _quoted(text: str, number: int) -> str:
     return re.sub(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", escape, inner, flags=re.DOTALL)
 
 
-def _plain(text: str) -> Any:  # noqa: PLR0911 - one return per type
+def _plain(text: str) -> Any:
     """Return a plain scalar with the types of YAML 1.1 as PyYAML reads them (booleans, null, numbers)."""
     low = text.lower()
     if text in ("", "~") or text in ("null", "Null", "NULL"):
@@ -363,7 +363,7 @@ def _plain(text: str) -> Any:  # noqa: PLR0911 - one return per type
     return text
 
 
-def _flow(text: str, position: int, number: int, depth: int) -> tuple[Any, int]:  # noqa: PLR0911, PLR0912 - one per form
+def _flow(text: str, position: int, number: int, depth: int) -> tuple[Any, int]:  # noqa: PLR0912 - one per form
     """Return a flow value and the position after it; the position is -1 where the text ends too early."""
     if depth > MAX_DEPTH:
         raise _Bad(f"line {number + 1}: nested too deeply")

@@ -16,6 +16,7 @@ from ansible_collections.metal.serve.plugins.module_utils.hardware.masking impor
     mask_assignments,
     mask_json,
     mask_nginx,
+    mask_release,
     mask_secrets,
 )
 
@@ -60,6 +61,21 @@ def test_json() -> None:
         "password": "***",
         "n": 3,
     }
+
+
+def test_fingerprints_of_secrets_stay_in_a_release() -> None:
+    release = {
+        "content": {"secrets": {"api_key": "0123456789abcdef"}, "environment": {"A_KEY": "geheim"}},
+        "token": "geheim",
+    }
+    assert mask_release(release) == {
+        "content": {"secrets": {"api_key": "0123456789abcdef"}, "environment": {"A_KEY": "***"}},
+        "token": "***",
+    }
+    assert mask_release({"content": {"secrets": {"api_key": "geheim-and-longer-than-16"}}}) == {
+        "content": {"secrets": {"api_key": "***"}}
+    }
+    assert mask_release([1]) == [1]
 
 
 NGINX = r"""
