@@ -74,7 +74,7 @@ def scrape_targets(
 
 
 def target_file(targets: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Return all ``targets`` as one file for Prometheus; each carries its job as a label, so one scrape job reads it."""
+    """Return all ``targets`` as one file for Prometheus; each has its job as a label, so one scrape job reads it."""
     return [
         {"targets": list(one["targets"]), "labels": {**one["labels"], "job": job}}
         for job in sorted(targets)
@@ -124,7 +124,6 @@ def agent_settings(
     port: int,
     engines_dir: str,
     docker_socket: str,
-    api_key_file: str,
 ) -> dict[str, Any]:
     """Return the agent's settings of one node (agent.json): where it listens and the replicas that it looks after.
 
@@ -141,7 +140,6 @@ def agent_settings(
         "probe_timeout_s": max([float(one.get("probe_timeout_s", PROBE_TIMEOUT_S)) for one in times], default=2.0),
         "engines_dir": engines_dir,
         "docker_socket": docker_socket,
-        "api_key_file": api_key_file,
         "replicas": [
             {
                 "replica": replica["replica"],

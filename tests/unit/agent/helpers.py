@@ -123,7 +123,6 @@ def settings(**changes: Any) -> dict[str, Any]:
         "probe_timeout_s": 2,
         "engines_dir": str(_folder() / "no-engines"),
         "docker_socket": str(_folder() / "no-docker.sock"),
-        "api_key_file": "",
         "replicas": [],
         **changes,
     }

@@ -73,7 +73,8 @@ def write_release(folder: Path, **plan: Any) -> None:
     path = folder / "engines" / "short-0" / "current"
     path.mkdir(parents=True)
     release = {
-        "hash": "cafe",
+        "release": "cafe",
+        "health": {"live": "/health", "models": "/v1/models"},
         "plan": {
             "image": "vllm@sha256:00",
             "engine_version": "0.26.0",
@@ -130,13 +131,22 @@ def test_a_refused_and_a_silent_replica(tmp_path: Path) -> None:
     assert time.monotonic() - started < 2
 
 
-def test_the_key_is_sent_and_may_stand_in_an_environment_file(tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("VLLM_API_KEY=secret\n", encoding="utf-8")
-    config = configuration.parse(settings(replicas=[replica(1)], api_key_file=str(tmp_path / "key")))
+def test_the_key_of_the_release_is_sent(tmp_path: Path) -> None:
+    config = configuration.parse(settings(replicas=[replica(1)], engines_dir=str(tmp_path)))
     source = ReplicaSource(config, config.replicas[0], Errors(), None)
+    assert source._headers() == {}
+    (tmp_path / "short-0" / "current").mkdir(parents=True)
+    (tmp_path / "short-0" / "current" / "api-key").write_text("secret\n", encoding="utf-8")
     assert source._headers() == {"Authorization": "Bearer secret"}
-    (tmp_path / "key").write_text("secret\n", encoding="utf-8")
-    assert source._headers() == {"Authorization": "Bearer secret"}
+
+
+def test_the_release_says_where_to_ask(tmp_path: Path) -> None:
+    write_release(tmp_path)
+    path = tmp_path / "engines" / "short-0" / "current" / "release.json"
+    release = {**json.loads(path.read_text(encoding="utf-8")), "health": {"live": "/alive", "models": "/api/v1/models"}}
+    path.write_text(json.dumps(release), encoding="utf-8")
+    with served({"/alive": (200, b""), "/api/v1/models": (200, b'{"data":[{"id":"m"}]}')}) as port:
+        assert read(tmp_path, port)[0]["ready"] == 1
 
 
 # Start-up

@@ -98,7 +98,7 @@ def _agent_scrape(accelerator: str, gpus: list[str], docker: Any, serving: Any, 
             "settings": {"max_num_seqs": 8, "max_num_batched_tokens": 2048},
             "memory": {"planned_gpu_bytes": 10**9},
         }
-        (current / "release.json").write_text(json.dumps({"hash": "cafe", "plan": plan}), encoding="utf-8")
+        (current / "release.json").write_text(json.dumps({"release": "cafe", "plan": plan}), encoding="utf-8")
         with (
             agent_helpers.served(docker, str(folder / "docker.sock")),
             agent_helpers.served(serving) as port,

@@ -190,7 +190,6 @@ def test_the_agents_settings_are_those_of_its_node_and_keep_the_probes_in_order(
         port=9600,
         engines_dir="/e",
         docker_socket="/s",
-        api_key_file="/k",
     )
     assert [one["replica"] for one in found["replicas"]] == ["short-0", "short-1"]
     assert found["expected_gpus"] == 8

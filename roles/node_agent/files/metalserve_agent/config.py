@@ -9,13 +9,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-# What each engine kind answers when it serves. Every path must say 200; the last one must list a model where it is
-# an OpenAI list. vLLM's /health alone stays 200 in a drain, its /v1/models alone survives a dead engine core.
-PROBE_PATHS = {
-    "vllm": ("/health", "/v1/models"),
-    "sglang": ("/health", "/v1/models"),
-    "triton_vllm": ("/v2/health/ready",),
-}
+KINDS = ("vllm", "sglang", "triton_vllm")
 
 
 class ConfigError(ValueError):
@@ -24,14 +18,13 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Replica:
-    """One engine of this node: where it answers and what its container is called. Paths are probed in order."""
+    """One engine of this node and where it answers; its release says the rest."""
 
     name: str
     pool: str
     kind: str
     address: str
     port: int
-    probe_paths: tuple[str, ...]
 
     @property
     def labels(self) -> tuple[str, str, str]:
@@ -51,7 +44,6 @@ class Config:
     probe_timeout_s: float
     engines_dir: str
     docker_socket: str
-    api_key_file: str
     replicas: tuple[Replica, ...]
 
 
@@ -92,7 +84,6 @@ def parse(raw: Any, path: str = "agent.json") -> Config:
         probe_timeout_s=timeout,
         engines_dir=_get(raw, "engines_dir", str, path),
         docker_socket=_get(raw, "docker_socket", str, path),
-        api_key_file=_get(raw, "api_key_file", str, path),
         replicas=replicas,
     )
 
@@ -111,16 +102,14 @@ def _replica(raw: Any, path: str) -> Replica:
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: a replica is {raw!r}; it must be an object")
     kind = _get(raw, "kind", str, path)
-    if kind not in PROBE_PATHS:
-        raise ConfigError(f"{path}: kind is {kind!r}; it must be one of {', '.join(PROBE_PATHS)}")
-    paths = raw.get("probe_paths") or PROBE_PATHS[kind]
+    if kind not in KINDS:
+        raise ConfigError(f"{path}: kind is {kind!r}; it must be one of {', '.join(KINDS)}")
     return Replica(
         name=_get(raw, "replica", str, path),
         pool=_get(raw, "pool", str, path),
         kind=kind,
         address=_get(raw, "address", str, path),
         port=_get(raw, "port", int, path),
-        probe_paths=tuple(str(one) for one in paths),
     )
 
 

@@ -19,6 +19,13 @@ from .docker_api import Docker, DockerError, parse_time
 from .readings import Errors, Reading
 
 SOURCE = "replica"
+# How to ask an engine before its release says it (key health). vLLM's live answer stays 200 in a drain, its list of
+# models survives a dead engine core: both are asked.
+PROBE_PATHS = {
+    "vllm": ("/health", "/v1/models"),
+    "sglang": ("/health", "/v1/models"),
+    "triton_vllm": ("/v2/health/ready",),
+}
 START_UP_BOUND_S = 3600.0  # an engine that is not ready after an hour is not starting
 Memory = Callable[[], dict[str, tuple[float, float]]]
 
@@ -40,22 +47,25 @@ class ReplicaSource:
         self._errors = errors
         self._memory = memory
         self._docker = Docker(config.docker_socket)
+        self._current = os.path.join(config.engines_dir, replica.name, "current")
         self._start_ups: dict[tuple[str, float], _StartUp] = {}
 
     def read(self) -> list[Reading]:
         """Return the readings of one round."""
         release = self._release()
-        return [*self._probe(), *self._container(), *self._plan(release), *self._memory_against_plan(release)]
+        return [*self._probe(release), *self._container(), *self._plan(release), *self._memory_against_plan(release)]
 
     def _fail(self, reason: str) -> None:
         self._errors.add(SOURCE, reason)
 
     # Readiness -------------------------------------------------------------------------------------------------------
 
-    def _probe(self) -> list[Reading]:
+    def _probe(self, release: dict[str, Any]) -> list[Reading]:
         started = time.monotonic()
         deadline = started + self._config.probe_timeout_s
-        ready = all(self._answers(path, deadline) for path in self._replica.probe_paths)
+        health = release.get("health") or {}
+        known = [str(health[name]) for name in ("live", "models") if health.get(name)]
+        ready = all(self._answers(path, deadline) for path in known or PROBE_PATHS[self._replica.kind])
         found = [Reading("metalserve_replica_ready", self._replica.labels, 1 if ready else 0)]
         if ready:
             took = time.monotonic() - started
@@ -80,7 +90,7 @@ class ReplicaSource:
         if answer.status != 200:
             self._fail("probe_unauthorized" if answer.status in (401, 403) else "probe_status")
             return False
-        return path != "/v1/models" or self._lists_a_model(body)
+        return not path.endswith("/v1/models") or self._lists_a_model(body)
 
     def _lists_a_model(self, body: bytes) -> bool:
         try:
@@ -90,15 +100,15 @@ class ReplicaSource:
             return False
 
     def _headers(self) -> dict[str, str]:
-        if not self._config.api_key_file:
-            return {}
         try:
-            with open(self._config.api_key_file, encoding="utf-8") as stream:
+            with open(os.path.join(self._current, "api-key"), encoding="utf-8") as stream:
                 key = stream.read().strip()
+        except FileNotFoundError:
+            return {}  # an engine without a key, or nothing deployed yet
         except OSError:
-            self._fail("api_key_file")
+            self._fail("api_key")
             return {}
-        return {"Authorization": f"Bearer {key.partition('=')[2] or key}"} if key else {}
+        return {"Authorization": f"Bearer {key}"} if key else {}
 
     # Container and its log -------------------------------------------------------------------------------------------
 
@@ -158,9 +168,8 @@ class ReplicaSource:
     # Plan and release ------------------------------------------------------------------------------------------------
 
     def _release(self) -> dict[str, Any]:
-        path = os.path.join(self._config.engines_dir, self._replica.name, "current", "release.json")
         try:
-            with open(path, encoding="utf-8") as stream:
+            with open(os.path.join(self._current, "release.json"), encoding="utf-8") as stream:
                 release = json.load(stream)
         except FileNotFoundError:
             return {}  # nothing was deployed yet
@@ -176,11 +185,11 @@ class ReplicaSource:
         if not release:
             return []
         labels = self._replica.labels
-        plan = release.get("plan") or release
+        plan = release.get("plan") or {}
         words = tuple(
             str(value or "")
             for value in (
-                release.get("hash") or release.get("release"),
+                release.get("release"),
                 plan.get("image"),
                 plan.get("engine_version"),
                 plan.get("model"),
@@ -196,7 +205,7 @@ class ReplicaSource:
         return found
 
     def _memory_against_plan(self, release: dict[str, Any]) -> list[Reading]:
-        plan = release.get("plan") or release
+        plan = release.get("plan") or {}
         gpus = plan.get("gpus") or []
         if not gpus or self._memory is None:
             return []
