@@ -342,3 +342,15 @@ def test_configuration_file_counts_and_the_command_line_wins(start: Callable[...
     config.write_text("batch_delay: 20\n")
     refused = start("--config", str(config), ready=False)
     assert refused.process.wait(5) == 2
+
+
+def test_the_real_engine_s_command_starts_it() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--nonsense"],
+        env={**os.environ, "PYTHONPATH": str(ENGINE.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert "unrecognized arguments: --nonsense" in result.stderr

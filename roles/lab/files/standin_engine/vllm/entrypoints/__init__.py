@@ -1,0 +1,3 @@
+# Copyright: the Metalserve authors
+# SPDX-License-Identifier: Apache-2.0
+"""See the package above."""
