@@ -146,7 +146,7 @@ class Http:
                 have = 0
             length = response.headers.get("Content-Length")
             with open(partial, "ab" if have else "wb") as output:
-                for chunk in iter(lambda: response.read(_CHUNK), b""):
+                for chunk in iter(lambda: response.read1(_CHUNK), b""):
                     output.write(chunk)
                 output.flush()
                 os.fsync(output.fileno())
