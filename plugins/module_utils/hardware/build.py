@@ -22,6 +22,7 @@ from ansible_collections.metal.serve.plugins.module_utils.hardware import (
 from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import (
     CdiSpec,
     Certificate,
+    Container,
     Disk,
     Engine,
     HostFacts,
@@ -491,22 +492,28 @@ def _containers(raw: Raw, facts: HostFacts) -> None:
     digests: dict[str, Optional[list[str]]] = {}
     for path, text in texts.items():
         if path.startswith("docker/images/"):
-            image, known = parse_docker.image_digests(text)
-            if image is not None:
-                digests[image] = known
+            digests.update(parse_docker.image_digests(text))
     allowed = parse_docker.parse_device_allow(raw.texts("docker_device_allow"))
-    containers = []
+    containers: list[Container] = []
     for path, text in texts.items():
         if not path.startswith("docker/containers/"):
             continue
-        container = parse_docker.parse_container(text)
-        if container is None:
+        found = parse_docker.parse_containers(text)
+        if found is None:
             facts.problems.append(f"docker_containers: {path} is not what the Docker API gives for a container")
             continue
-        container.repo_digests = digests.get(container.image_id or "")
-        container.device_allow = allowed.get(container.id)
-        containers.append(container)
-    if "docker/containers.json" in texts or containers:
+        for container in found:
+            container.repo_digests = digests.get(container.image_id or "")
+            container.device_allow = allowed.get(container.id)
+        containers += found
+    listing, _error = values.json_value(texts.get("docker/containers.json"))
+    listed = {values.as_str(values.get(one, "Id")) for one in listing} if isinstance(listing, list) else set()
+    missing = listed - {one.id for one in containers} - {None}
+    if missing:
+        facts.problems.append(
+            f"docker_containers: {len(missing)} of {len(listed)} containers are listed but not described"
+        )
+    if containers or (listing == [] and not missing):
         facts.docker.containers = sorted(containers, key=lambda one: (one.name or "", one.id))
 
 

@@ -96,11 +96,15 @@ def read_info(docker: Docker, text: str) -> None:
     docker.cdi_spec_dirs = values.as_strings(folders) if isinstance(folders, list) else None
 
 
-def parse_container(text: str, digests: Optional[list[str]] = None) -> Optional[Container]:
-    """Read ``GET /containers/<id>/json``; None where it is not such an answer."""
+def parse_containers(text: str) -> Optional[list[Container]]:
+    """Read ``GET /containers/<id>/json`` or what ``docker inspect`` prints for several; None where it is neither."""
     answer, _error = values.json_value(text)
-    if isinstance(answer, list) and len(answer) == 1:
-        answer = answer[0]  # what `docker inspect` prints
+    found = [_container(one) for one in (answer if isinstance(answer, list) else [answer])]
+    known = [one for one in found if one is not None]
+    return known if known and len(known) == len(found) else None
+
+
+def _container(answer: Any) -> Optional[Container]:
     if not isinstance(answer, dict) or not isinstance(answer.get("Id"), str):
         return None
     get, as_str, as_int, as_bool = values.get, values.as_str, values.as_int, values.as_bool
@@ -115,7 +119,6 @@ def parse_container(text: str, digests: Optional[list[str]] = None) -> Optional[
         name=(as_str(answer.get("Name")) or "").lstrip("/") or None,
         image=as_str(get(config, "Image")),
         image_id=as_str(answer.get("Image")),
-        repo_digests=digests,
         state=as_str(get(state, "Status")),
         exit_code=as_int(get(state, "ExitCode")),
         oom_killed=as_bool(get(state, "OOMKilled")),
@@ -219,13 +222,15 @@ def _mounts(value: Any) -> list[Mount]:
     return found
 
 
-def image_digests(text: str) -> tuple[Optional[str], Optional[list[str]]]:
-    """Read ``GET /images/<id>/json``: image id and the digests under which registries know it."""
-    answer, _error = values.json_object(text)
-    if answer is None:
-        return None, None
-    digests = answer.get("RepoDigests")
-    return values.as_str(answer.get("Id")), values.as_strings(digests) if isinstance(digests, list) else None
+def image_digests(text: str) -> dict[str, Optional[list[str]]]:
+    """Read ``GET /images/<id>/json`` or ``docker image inspect``: image id -> digests that registries know it by."""
+    answer, _error = values.json_value(text)
+    found: dict[str, Optional[list[str]]] = {}
+    for one in answer if isinstance(answer, list) else [answer]:
+        name, digests = values.as_str(values.get(one, "Id")), values.get(one, "RepoDigests")
+        if name is not None:
+            found[name] = values.as_strings(digests) if isinstance(digests, list) else None
+    return found
 
 
 def parse_device_allow(texts: dict[str, str]) -> dict[str, list[str]]:

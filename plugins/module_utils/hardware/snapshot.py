@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from ansible_collections.metal.serve.plugins.module_utils.common.files import canonical_json
 from ansible_collections.metal.serve.plugins.module_utils.hardware import values
-from ansible_collections.metal.serve.plugins.module_utils.hardware.live import decode
+from ansible_collections.metal.serve.plugins.module_utils.hardware.live import decode, state_of
 from ansible_collections.metal.serve.plugins.module_utils.hardware.masking import Masker
 from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import (
     ABSENT,
@@ -154,7 +154,8 @@ def read_snapshot(folder: str) -> Snapshot:
     index: dict[str, Any] = {}
     broken = ""
     if raw_index is not None:
-        found, error = values.json_object(raw_index)
+        found, error = values.json_object(raw_index.text)
+        error = raw_index.error or error
         index, broken = found or {}, f"{INDEX}: {error}" if error else ""
     states = _states(index)
     results = {}
@@ -165,10 +166,11 @@ def read_snapshot(folder: str) -> Snapshot:
     return Snapshot(results, at, values.as_bool(index.get("as_root")), values.as_bool(index.get("masked")))
 
 
-def _read_files(folder: str) -> dict[str, str]:
+def _read_files(folder: str) -> dict[str, Item]:
+    """Return path -> what lies there. Raises SnapshotError where the folder is none or too large."""
     if not os.path.isdir(folder):
         raise SnapshotError(f"{folder} is no folder; a snapshot is one (docs/snapshots.md)")
-    found: dict[str, str] = {}
+    found: dict[str, Item] = {}
     total = 0
     for base, folders, names in os.walk(folder):
         folders.sort()
@@ -176,25 +178,31 @@ def _read_files(folder: str) -> dict[str, str]:
         for name in sorted(names + links):
             full = os.path.join(base, name)
             path = os.path.relpath(full, folder).replace(os.sep, "/")
-            found[path] = _read_one(full)
-            total += len(found[path])
+            found[path] = _read_one(full, path)
+            total += len(found[path].text)
             if len(found) > MAX_FILES or total > MAX_TOTAL:
                 raise SnapshotError(f"{folder} holds more than a snapshot can ({MAX_FILES} files, {MAX_TOTAL} bytes)")
     return found
 
 
-def _read_one(full: str) -> str:
-    """Return the text of a file; of a link (such as ``current``) the name it leads to. Links are never followed."""
+def _read_one(full: str, path: str) -> Item:
+    """Return a file; of a link (such as ``current``) where it leads. Links are never followed, pipes never opened."""
     try:
         if os.path.islink(full):
-            return os.path.basename(os.readlink(full)) + "\n"
+            return Item(path, OK, os.path.basename(os.readlink(full)) + "\n")
+        if not os.path.isfile(full):
+            return Item(path, ERROR, "", f"{path} is no file")
         with open(full, "rb") as stream:
-            data = stream.read(MAX_FILE)
+            data = stream.read(MAX_FILE + 1)
         if full.endswith(".gz"):
-            data = zlib.decompressobj(31).decompress(data, MAX_FILE)
-        return decode(data)
-    except (OSError, zlib.error):
-        return ""
+            data = zlib.decompressobj(31).decompress(data, MAX_FILE + 1)
+    except OSError as error:
+        return Item(path, state_of(error), "", f"{path}: {error.strerror}")
+    except zlib.error as error:
+        return Item(path, ERROR, "", f"{path}: {error}")
+    if len(data) > MAX_FILE:
+        return Item(path, ERROR, decode(data[:MAX_FILE]), f"{path} is longer than {MAX_FILE} bytes")
+    return Item(path, OK, decode(data))
 
 
 def _states(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
@@ -212,15 +220,16 @@ def _states(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _items(probe: Probe, files: Mapping[str, str], states: Mapping[str, tuple[str, str]]) -> list[Item]:
+def _items(probe: Probe, files: Mapping[str, Item], states: Mapping[str, tuple[str, str]]) -> list[Item]:
     items = []
     for path in sorted(path for path in files if probe.owns(path)):
-        state, error = states.get(path, (OK, ""))
+        found = files[path]
+        state, error = states.get(path, (found.state, found.error))
         if state == ABSENT:
             state, error = ERROR, f"{INDEX} says that {path} is absent, but it is there"
-        if state == NOT_COLLECTED:
-            state, error = OK, ""
-        items.append(Item(path[: -len(".gz")] if path.endswith(".gz") else path, state, files[path], error))
+        if state in (OK, NOT_COLLECTED):
+            state, error = found.state, found.error
+        items.append(Item(path[: -len(".gz")] if path.endswith(".gz") else path, state, found.text, error))
     for path, (state, error) in states.items():
         if path not in files and probe.owns(path):
             missing = state == OK

@@ -253,6 +253,14 @@ def test_what_was_not_seen_is_not_absent(tmp_path: Path, state: str) -> None:
     assert {key for key, value in found.items() if not nothing(value)} == set()
 
 
+def test_containers_that_are_only_listed_are_not_none(tmp_path: Path) -> None:
+    listed = facts_of(tmp_path / "a", {"docker/containers.json": '[{"Id": "abc"}]'})
+    assert listed.docker.containers is None
+    assert listed.problems == ["docker_containers: 1 of 1 containers are listed but not described"]
+    assert facts_of(tmp_path / "b", {"docker/containers.json": "[]"}).docker.containers == []
+    assert facts_of(tmp_path / "c", {"docker/containers.json": "{}"}).docker.containers is None
+
+
 def test_malformed_parts_are_named(tmp_path: Path) -> None:
     files = {
         SMI: "<nvidia_smi_log>",

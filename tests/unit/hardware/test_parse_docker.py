@@ -47,9 +47,9 @@ def inspect(**changes: Any) -> str:
 
 def container(**changes: Any) -> Container:
     """Return the container of such an answer."""
-    found = parse_docker.parse_container(inspect(**changes))
+    found = parse_docker.parse_containers(inspect(**changes))
     assert found is not None
-    return found
+    return found[0]
 
 
 def test_container() -> None:
@@ -64,12 +64,13 @@ def test_container() -> None:
 
 
 def test_what_docker_inspect_prints_is_taken_too() -> None:
-    assert parse_docker.parse_container(f"[{inspect()}]") is not None
+    found = parse_docker.parse_containers(f"[{inspect()}, {inspect(Name='/other')}]") or []
+    assert [one.name for one in found] == ["metalserve-short-0-0123456789ab", "other"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"Id": 3}', "[{}, {}]", "null", "x"])
 def test_no_container(text: str) -> None:
-    assert parse_docker.parse_container(text) is None
+    assert parse_docker.parse_containers(text) is None
 
 
 @pytest.mark.parametrize(
@@ -128,6 +129,15 @@ def test_secrets_in_the_environment_are_named_and_hidden() -> None:
     assert found.secrets_in_environment == ["VLLM_API_KEY", "HF_TOKEN", "DB_PASSWORD", "NOTE"]
     assert found.environment["MAX_NUM_BATCHED_TOKENS"] == "8192"
     assert found.environment["VLLM_API_KEY_FILE"] == "/run/secrets/key"
+
+
+def test_image_digests() -> None:
+    one = {"Id": "sha256:a", "RepoDigests": ["r/x@sha256:b"]}
+    assert parse_docker.image_digests(json.dumps(one)) == {"sha256:a": ["r/x@sha256:b"]}
+    assert parse_docker.image_digests(json.dumps([one, {"Id": "sha256:c"}, 3])) == {
+        "sha256:a": ["r/x@sha256:b"],
+        "sha256:c": None,
+    }
 
 
 def test_versions_from_the_api_and_the_command() -> None:
@@ -205,14 +215,14 @@ KEYS = st.sampled_from(
 @given(st.dictionaries(KEYS, st.one_of(JSON, st.dictionaries(KEYS, JSON, max_size=6)), max_size=8))
 @settings(max_examples=20, deadline=None)
 def test_wrong_types_never_raise(answer: dict[str, Any]) -> None:
-    parse_docker.parse_container(json.dumps({"Id": ID, **answer}))
+    parse_docker.parse_containers(json.dumps({"Id": ID, **answer}))
 
 
 @given(JSON)
 @settings(max_examples=40, deadline=None)
 def test_any_json_never_raises(value: Any) -> None:
     text = json.dumps(value)
-    parse_docker.parse_container(text)
+    parse_docker.parse_containers(text)
     parse_docker.parse_version(text)
     parse_docker.parse_client(text)
     parse_docker.image_digests(text)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,21 @@ def test_links_are_names_and_never_followed(tmp_path: Path) -> None:
     assert facts.numa.balancing is None
     (engine,) = facts.metalserve.engines or []
     assert (engine.replica, engine.current, engine.port) == ("short-0", "abc", 8100)
+
+
+def test_what_is_no_file_or_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ansible_collections.metal.serve.plugins.module_utils.hardware import snapshot  # noqa: PLC0415
+
+    monkeypatch.setattr(snapshot, "MAX_FILE", 50)
+    folder = write(tmp_path / "s", {"files/proc/meminfo": "MemTotal: 5 kB\n" * 10, "files/proc/uptime": "1.0 2.0\n"})
+    os.mkfifo(folder / "files/proc/cmdline")
+    (folder / "files/var/log/apt").mkdir(parents=True)
+    (folder / "files/var/log/apt/history.log.1.gz").write_bytes(b"not gzip")
+    facts = collect(str(folder)).facts
+    for name in ("meminfo", "cmdline", "apt_history"):
+        assert facts.probe(name).state == "error", name
+    assert facts.memory.total_kib is None
+    assert facts.host.uptime_s == 1.0
 
 
 def test_a_packed_history_is_read(tmp_path: Path) -> None:
