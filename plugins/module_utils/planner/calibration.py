@@ -140,9 +140,9 @@ def calibrate(shape: ModelShape, reported: Reported, given: MemoryInput) -> Engi
     nccl = base.nccl_mib
     if non_torch < 0:
         non_torch, nccl = base.non_torch_mib, measured_non_torch - base.non_torch_mib
-    scale = 1.0
+    added = 0.0
     if reported.graphs_gib and plan.graphs:
-        scale = reported.graphs_gib * GIB / plan.graphs
+        added = (reported.graphs_gib * GIB - plan.graphs) / MIB
     fitted = dataclasses.replace(
         base,
         version=given.version,
@@ -150,8 +150,8 @@ def calibrate(shape: ModelShape, reported: Reported, given: MemoryInput) -> Engi
         nccl_mib=round(nccl, 3),
         loader_mib=round(loader, 3),
         activation_mib=round(reported.activation_gib * 1024 - max(phases.values()) / MIB, 3),
-        graph_mib=round(base.graph_mib * scale, 5),
-        graph_node_mib=round(base.graph_node_mib * scale, 6),
+        graph_mib=round(base.graph_mib + added, 3),
+        graph_first_mib=round(base.graph_first_mib + added, 3),
         expected_overhead_gib=CALIBRATED_ERROR_GIB,
         source=f"calibrated on {given.gpu_name}, {shape.architecture}, {given.max_num_batched_tokens} batched tokens",
     )

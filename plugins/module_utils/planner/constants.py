@@ -6,7 +6,9 @@ Sources, by tag:
 
 - ``h200-log``: two start-up logs of vLLM 0.26.0 on one H200 (tests/fixtures/engine-logs), 7B-class dense shape, 8192
   and 2048 batched tokens. Exact byte counts come from their ``--kv-cache-memory=`` suggestions.
-- ``h200-lab``: a DeepSeek-V2-Lite shape measured on the same machine (weights 29.34, activation 1.09, graphs 1.20 GiB).
+- ``h200-lab``: a DeepSeek-V2-Lite shape measured on the same machine (29.34 GiB of weights, graphs 1.20 GiB).
+- ``h200-table``: nine more cases measured on that card with an earlier state's constants (docs/evidence/memory.md);
+  what they corrected is graphs, the cuBLAS workspace and 56 MiB of one phase.
 - ``source``: read in vLLM 0.26.0's own source; the file is named in the docstring that uses it.
 - ``published``: constants that llm-d-planner 0.3.3 published for vLLM 0.19 on H100.
 - ``driver``: the 'reserved' line of nvidia-smi, or the total that CUDA reports in public out-of-memory messages.
@@ -73,25 +75,37 @@ class EngineConstants:
     activation_mib: float = 1.0
     """h200-log: what is left of the measured peak when the formulas are subtracted (input ids, norms)."""
 
-    loader_mib: float = 0.6
-    """h200-log: small tensors of the loaded model that no shape names (scales, buffers)."""
+    loader_mib: float = 8.6
+    """h200-log, h200-table: what loading takes beside weights and rotary cache, 8 to 9 MiB with four shapes."""
 
     workspace_hopper_mib: float = 32.0
     workspace_mib: float = 8.125
-    """cuBLAS workspace: torch's defaults for compute capability 9.0 and for others; allocated while loading."""
+    """cuBLAS workspace: torch's defaults for compute capability 9.0 and for others; held from the first product on."""
 
-    graph_mib: float = 0.337
-    graph_node_mib: float = 0.01103
-    """h200-log + h200-lab: two equations (912 and 1229 MiB) for memory per captured graph and per kernel in it."""
+    layer_mib: float = 56.0
+    """h200-table: the MLP phase is 81..96 MiB above its tensors with three hidden sizes: the workspace and this."""
+
+    graph_mib: float = 165.0
+    graph_first_mib: float = 150.0
+    """h200-log, h200-lab, h200-table: what graphs take beside pool and split buffers, second and first runner."""
+
+    graph_splits: float = 32.0
+    """source: config/attention.py, flash_attn_max_num_splits_for_cuda_graph."""
+
+    graph_split_copies: float = 3.0
+    graph_split_copies_latent: float = 2.0
+    graph_split_copies_first: float = 2.0
+    """h200-table: how often the split buffers of the largest decode graph are held. Seven shapes of 28 to 64 layers and
+    16 to 64 heads, 0.64 to 1.86 GiB, come out within 0.12 GiB; the number of layers does not matter."""
 
     sampler_v1_bytes: float = 14.0
     """source: bytes per sequence and vocabulary entry in the first runner's sampler: logits 2 + fp32 4 + 4 + 4."""
 
-    sampler_v1_mib: float = 45.0
+    sampler_v1_mib: float = 13.0
     """published: rest of 1.89 GiB (Llama) and 2.68 GiB (Qwen3-MoE) after the formula; the same in both."""
 
-    graph_estimate_ratio: float = 1.1
-    """The first runner takes its own estimate of graph memory off the KV cache; public logs show it 0..15 % above."""
+    graph_estimate_ratio: float = 0.82
+    """h200-table: the first runner takes its own estimate off the KV cache: 0.54 of 0.64 and 0.64 of 0.80 GiB."""
 
     expected_overhead_gib: float = 0.15
     tensor_parallel_error_gib: float = 0.35

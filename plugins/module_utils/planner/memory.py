@@ -152,12 +152,17 @@ def activation_phases(shape: ModelShape, given: MemoryInput, fitted: EngineConst
       and two hidden states. Only where the compile cache is cold (inductor, benchmark_combo_kernel).
     - layer: an MLP with its inputs: attention output, two residuals, gate and up, and their product.
     - moe: the fused-MoE workspace with hidden states, router logits and shared experts.
-    - latent: the workspace for up-projecting cached context, 64k tokens at most (mla_attention.py, forward_impl).
+    - latent: room for up-projecting cached context, 64k tokens at most (mla_attention.py, forward_impl).
     - sampler: logits of max_num_seqs sequences; the first runner also holds float32 copies (gpu_model_runner.py,
       _dummy_sampler_run), the second does not (v1/worker/gpu/sample/sampler.py).
+
+    All but the first hold the cuBLAS workspace, which the first product allocates.
     """
     tokens, tensor, width = given.max_num_batched_tokens, given.tensor, shape.dtype_bytes
     hidden = shape.hidden
+    profile = constants.gpu_profile(given.gpu_name)
+    hopper = profile is None or profile.hopper_or_later
+    run = int((fitted.workspace_hopper_mib if hopper else fitted.workspace_mib) * MIB)
     vocab = weights.VOCAB_PAD * math.ceil(shape.vocab / weights.VOCAB_PAD)
     attention = _layer_width(shape, tensor)
     workspace = moe_workspace(shape, tokens, tensor, given.expert_parallel)
@@ -166,65 +171,59 @@ def activation_phases(shape: ModelShape, given: MemoryInput, fitted: EngineConst
     if not given.enforce_eager:
         phases["compile"] = weights.split(vocab, tensor) * hidden * width + 2 * tokens * hidden * width
     if shape.experts is None or shape.experts.dense_layers:
-        phases["layer"] = tokens * width * (attention + 2 * hidden + 3 * inner)
+        phases["layer"] = run + int(fitted.layer_mib * MIB) + tokens * width * (attention + 2 * hidden + 3 * inner)
     if workspace and shape.experts is not None:
         shared = weights.split(shape.experts.shared_intermediate, tensor)
         router = tokens * shape.experts.count * (width + 4)
-        phases["moe"] = workspace + router + tokens * width * (attention + 4 * hidden + 3 * shared)
+        phases["moe"] = run + workspace + router + tokens * width * (attention + 4 * hidden + 3 * shared)
     if shape.latent is not None:
         latent = shape.latent
         heads = shape.heads // tensor
         context = min(max(8 * given.max_model_len, 4 * given.max_num_seqs * kv.GPU_BLOCK), MLA_PREFILL_TOKENS)
         context = max(context, given.max_num_seqs * kv.GPU_BLOCK)
         up = context * heads * (latent.nope_dim + latent.v_dim) * width
-        own = (
-            hidden
-            + heads * (latent.nope_dim + 2 * latent.rope_dim + latent.v_dim)
-            + 2 * (latent.kv_rank + latent.rope_dim)
-            + latent.q_rank
-        )
-        phases["latent"] = workspace + up + tokens * width * own
+        own = hidden + heads * (latent.nope_dim + latent.rope_dim + latent.v_dim) + latent.kv_rank + latent.rope_dim
+        phases["latent"] = run + workspace + up + tokens * width * own
     sequences = min(given.max_num_seqs, tokens)
     states = tokens * hidden * width + 2 * sequences * hidden * width
     if runner_of(shape) == "second":
         gathered = 1 if tensor == 1 else 1 + 1 / tensor
         logits = int(sequences * vocab * width * gathered)
     else:
-        profile = constants.gpu_profile(given.gpu_name)
         sms = profile.sms if profile is not None else 108
         logits = int(sequences * vocab * fitted.sampler_v1_bytes) + sms * vocab * 4
         logits += int(fitted.sampler_v1_mib * MIB)
-    phases["sampler"] = workspace + states + logits
+    phases["sampler"] = run + workspace + states + logits
     return phases
 
 
 def graph_bytes(shape: ModelShape, given: MemoryInput, fitted: EngineConstants) -> int:
-    """Return the memory of the captured CUDA graphs: a part per graph, a part per kernel, and the shared pool.
+    """Return the memory of the captured CUDA graphs: a constant, the shared pool, and attention's split buffers.
 
-    One graph for each piece between attention layers and each size, and one whole graph for each decode size
-    (v1/worker/gpu/cudagraph_utils.py). The kernel counts are those of the compiled layer: 9 for a dense one, 18 with
-    experts, 20 with experts and latent attention; 3 or 6 more for attention itself.
+    FlashAttention 3 splits a decode's keys into up to 32 parts while a whole graph is captured and keeps a float32
+    result of each: splits x sequences x heads x head size x 4 bytes for the largest decode size (config/attention.py,
+    v1/attention/backends/flash_attn.py). That, not the number of layers, is most of it. Cards before Hopper have no
+    such buffers; there the figure is an upper bound.
     """
     if given.enforce_eager:
         return 0
     sizes = capture_sizes(given.max_num_seqs, given.max_num_batched_tokens)
-    decode = [size for size in sizes if size <= given.max_num_seqs]
-    layers = math.ceil(shape.layers / given.pipeline)
-    dense = layers if shape.experts is None else min(layers, shape.experts.dense_layers)
-    latent = shape.latent is not None
-    piece = dense * (11 if latent else 9) + (layers - dense) * (20 if latent else 18)
-    if shape.qk_norm:
-        piece += layers
-    if given.tensor > 1:
-        piece += 2 * layers
-    whole = piece + layers * (6 if latent else 3)
-    graphs = len(sizes) * (layers + 1) + len(decode)
-    nodes = len(sizes) * piece + len(decode) * whole
-    top = sizes[-1] if sizes else 0
+    decode = max((size for size in sizes if size <= given.max_num_seqs), default=0)
+    first = runner_of(shape) == "first"
+    copies = fitted.graph_split_copies_first if first else fitted.graph_split_copies
+    values = shape.head_dim
+    if shape.latent is not None:
+        values = shape.latent.kv_rank
+        copies = min(copies, fitted.graph_split_copies_latent)
+    splits = fitted.graph_splits * decode * (shape.heads // given.tensor) * values * 4
+    dense = shape.experts is None or shape.experts.dense_layers > 0
     inner = weights.split(shape.intermediate, given.tensor) if dense else 0
+    top = sizes[-1]
     pool = top * shape.dtype_bytes * (_layer_width(shape, given.tensor) + 2 * shape.hidden + 3 * inner)
-    pool += moe_workspace(shape, top, given.tensor, given.expert_parallel) if not dense else 0
-    return int((graphs * fitted.graph_mib + nodes * fitted.graph_node_mib) * MIB) + pool
+    if not dense:
+        pool += moe_workspace(shape, top, given.tensor, given.expert_parallel)
+    base = fitted.graph_first_mib if first else fitted.graph_mib
+    return int(base * MIB + copies * splits) + pool
 
 
 def uncounted_bytes(shape: ModelShape, seqs: int) -> int:
@@ -262,12 +261,10 @@ def predict(shape: ModelShape, given: MemoryInput) -> MemoryPlan:
         fitted, same = given.calibration, True
     profile = constants.gpu_profile(given.gpu_name)
     total, known_total = cuda_total(given.gpu_name, given.total_mib, given.reserved_mib)
-    hopper = profile is None or profile.hopper_or_later
     loaded = weights.weights(
         shape,
         given.tensor,
         given.pipeline,
-        fitted.workspace_hopper_mib if hopper else fitted.workspace_mib,
         fitted.loader_mib,
         given.index_bytes,
     )

@@ -108,7 +108,7 @@ def _cpu_memory(
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, str], int]:
     """Return (memory, environment, reasons, least container memory) of a replica on a CPU."""
     where = f"metalserve_pools.{pool}"
-    weight = weights.weights(shape, 1, 1, 0, 0).exact
+    weight = weights.weights(shape).exact
     per_token = kv.bytes_per_token(shape)
     block = per_token * CPU_BLOCK
     least = math.ceil(math.ceil(length / CPU_BLOCK) * block / GIB)

@@ -236,8 +236,9 @@ def allocated(size: int) -> int:
 
 
 def rope_bytes(shape: ModelShape) -> int:
-    """Return the bytes of the rotary cache: one row for each position (rotary_embedding/base.py)."""
-    return shape.max_position * shape.rotary_dim * shape.dtype_bytes
+    """Return the bytes of the rotary cache, a row for each position (rotary_embedding/base.py); DeepSeek's is fp32."""
+    width = 4 if shape.latent is not None else shape.dtype_bytes
+    return shape.max_position * shape.rotary_dim * width
 
 
 def parse_index(index: Any) -> int:
@@ -253,8 +254,7 @@ def weights(
     shape: ModelShape,
     tensor: int = 1,
     pipeline: int = 1,
-    workspace_mib: float = 32.0,
-    other_mib: float = 0.6,
+    other_mib: float = 8.6,
     index_bytes: int | None = None,
 ) -> Weights:
     """Return the weights of one GPU. ``index_bytes`` (a safetensors index's total_size) corrects the count where given.
@@ -286,5 +286,5 @@ def weights(
             counted += int(share * index_bytes) - exact
             exact = int(share * index_bytes)
             source = "metadata.total_size of the safetensors index"
-    extra = rope_bytes(shape) + int((workspace_mib + other_mib) * MIB)
+    extra = rope_bytes(shape) + int(other_mib * MIB)
     return Weights(exact, counted + extra, source, tuple(notes))

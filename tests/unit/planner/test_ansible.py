@@ -30,7 +30,7 @@ class Ended(Exception):
     """A module's answer."""
 
 
-def call(monkeypatch: pytest.MonkeyPatch, check: bool = False, **arguments: Any) -> dict[str, Any]:
+def call(monkeypatch: pytest.MonkeyPatch, /, *, check: bool = False, **arguments: Any) -> dict[str, Any]:
     """Run the module and return its answer; ``failed`` is in it where it failed."""
     answer: dict[str, Any] = {}
 
@@ -61,7 +61,13 @@ def store(folder: Path, model: str = "llama-3-8b") -> Path:
 
 def test_the_module_plans_a_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pools = {"short": pool()}
-    given = {"pools": pools, "pool_plans": plans(pools), "node": "node-a", "models": MODELS, "facts": facts()}
+    given: dict[str, Any] = {
+        "pools": pools,
+        "pool_plans": plans(pools),
+        "node": "node-a",
+        "models": MODELS,
+        "facts": facts(),
+    }
     answer = call(monkeypatch, model_root=str(store(tmp_path)), **given)
     assert answer["changed"] is False
     assert [plan["replica"] for plan in answer["replica_plans"]] == [f"short-{index}" for index in range(8)]
@@ -71,7 +77,13 @@ def test_the_module_plans_a_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 def test_a_first_check_run_has_no_model_yet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pools = {"short": pool()}
-    given = {"pools": pools, "pool_plans": plans(pools), "node": "node-a", "models": MODELS, "facts": facts()}
+    given: dict[str, Any] = {
+        "pools": pools,
+        "pool_plans": plans(pools),
+        "node": "node-a",
+        "models": MODELS,
+        "facts": facts(),
+    }
     given["model_root"] = str(tmp_path)
     checked = call(monkeypatch, check=True, **given)
     assert (checked["replica_plans"], checked["unknown"]) == ([], ["m"])
@@ -84,7 +96,7 @@ def test_a_first_check_run_has_no_model_yet(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_the_module_refuses_in_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pools = {"short": pool(max_model_len=8192)}
-    given = {"pools": pools, "pool_plans": plans(pools), "node": "node-a", "models": MODELS}
+    given: dict[str, Any] = {"pools": pools, "pool_plans": plans(pools), "node": "node-a", "models": MODELS}
     given["facts"] = facts(name="NVIDIA A10G", mib=23028)
     answer = call(monkeypatch, model_root=str(store(tmp_path, "qwen2.5-32b")), **given)
     assert answer["failed"]

@@ -36,8 +36,8 @@ def planned(
     pools: dict[str, Any], model: str = "llama-3-8b", host: str = "node-a", accelerator: str = "nvidia", **values: Any
 ) -> list[ReplicaPlan]:
     plans = [plan.to_dict() for plan in pool_plans(pools, GROUPS, HOSTVARS)]
-    for plan in plans:
-        valid(plan, "poolPlan")
+    for one in plans:
+        valid(one, "poolPlan")
     made = replica_plans(pools, plans, host, accelerator, node(**values), {"m": config(model)}, {"m": "rev"})
     for plan in made:
         valid(plan.to_dict(), "replicaPlan")

@@ -143,7 +143,8 @@ def test_a_wrong_config_names_its_key(change: dict[str, object], named: str) -> 
 def test_no_json_object() -> None:
     from ansible_collections.metal.serve.plugins.module_utils.planner.model import parse_config  # noqa: PLC0415
 
-    for value in ([], "x", None, 3):
+    values: tuple[object, ...] = ([], "x", None, 3)
+    for value in values:
         with pytest.raises(PlanError, match="JSON object"):
             parse_config(value)
 
