@@ -1,0 +1,81 @@
+# Copyright: the Metalserve authors
+# SPDX-License-Identifier: Apache-2.0
+"""docs/monitoring.md says what is there; the command line of the contract; the dashboard's shape."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from metalserve_agent.catalogue import CATALOGUE
+
+from . import render, scrapes
+
+PAGE = (render.ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
+
+
+def test_every_metric_of_the_agent_is_documented_as_it_is() -> None:
+    for metric in CATALOGUE.values():
+        assert f"| `{metric.name}` | {', '.join(metric.labels) or '-'} | {metric.help} |" in PAGE
+
+
+def test_every_metric_of_the_gateway_is_documented() -> None:
+    for name in scrapes.mtail().types:
+        assert f"`{name}`" in PAGE
+
+
+def test_every_alert_and_every_recorded_name_is_documented() -> None:
+    for inventory in ("gpu", "cpu"):
+        groups = yaml.safe_load(render.rendered(inventory)["rules/metalserve.yml"])["groups"]
+        for rule in (rule for group in groups for rule in group["rules"]):
+            name = rule.get("alert") or rule["record"]
+            assert f"`{name}`" in PAGE or f"`{name}{{" in PAGE, name
+
+
+def contract(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(render.ROOT / "scripts" / "metric-contract"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_command_line_lists_what_is_missing(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.yml"
+    rules.write_text(
+        "groups: [{name: a, rules: [{record: 'a:b', expr: 'vllm:kv_cache_usage_perc'}, "
+        "{alert: A, expr: 'a:b > 1 or vllm:gpu_cache_usage_perc > 1'}]}]",
+        encoding="utf-8",
+    )
+    real = str(scrapes.FIXTURES / "vllm-0.32.0-cpu.prom")
+    result = contract("--rules", str(rules), "--scrape", real, "--json")
+    assert result.returncode == 2
+    assert [one["metric"] for one in json.loads(result.stdout)] == ["vllm:gpu_cache_usage_perc"]
+    rules.write_text(
+        "groups: [{name: a, rules: [{record: 'a:b', expr: 'vllm:kv_cache_usage_perc'}]}]", encoding="utf-8"
+    )
+    assert contract("--rules", str(rules), "--scrape", real).returncode == 0
+
+
+@pytest.mark.parametrize("text", ["", "groups: 1", "{", "groups: [{rules: [{expr: 'a{'}]}]"])
+def test_what_is_no_rule_file_is_one_sentence(text: str, tmp_path: Path) -> None:
+    rules = tmp_path / "rules.yml"
+    rules.write_text(text, encoding="utf-8")
+    result = contract("--rules", str(rules), "--scrape", str(scrapes.FIXTURES / "vllm-0.32.0-cpu.prom"))
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert result.stderr.startswith("metric-contract: ")
+
+
+def test_the_dashboards_panels_do_not_overlap() -> None:
+    panels = json.loads(scrapes.DASHBOARD.read_text(encoding="utf-8"))["panels"]
+    cells = [
+        (x, y)
+        for panel in panels
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert len({panel["id"] for panel in panels}) == len(panels)
