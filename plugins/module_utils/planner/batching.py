@@ -66,6 +66,8 @@ class Workload:
     longest_context: int | None = None
     shared_prefix: float | None = None
     priorities: bool = False
+    lengths: Any = None
+    """Histogram of prompt lengths as it was given; planner/split.py reads it."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,7 @@ def parse_workload(spec: Any, name: str) -> Workload:
         else number(longest, f"{name}.longest_context", 1, "a whole number of tokens", whole=True),
         shared_prefix=None if shared is None else number(shared, f"{name}.shared_prefix", 0, "a share between 0 and 1"),
         priorities=bool(load.get("priorities", False)),
+        lengths=load.get("lengths"),
     )
 
 

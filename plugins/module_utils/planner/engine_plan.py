@@ -32,6 +32,7 @@ class Target:
     version: str
     tensor: int = 1
     pipeline: int = 1
+    data: int = 1
     available: int = 1
     where: str = ""
     index_bytes: int | None = None
@@ -87,46 +88,60 @@ def _longest_that_fits(shape: ModelShape, given: MemoryInput) -> int:
     return low * kv.GPU_BLOCK
 
 
+def _concurrency(shape: ModelShape, given: MemoryInput) -> float:
+    """Return how many requests of max_model_len fit, 0 where the engine would not even start."""
+    try:
+        return memory.predict(shape, given).capacity.max_concurrency
+    except PlanError:
+        return 0.0
+
+
+def _more_gpus(shape: ModelShape, given: MemoryInput, available: int) -> list[str]:
+    """Return the smallest larger parallelism that works: more tensor parallelism, else a second node."""
+    for size in (2, 4, 8, 16):
+        if size <= given.tensor or shape.heads % size:
+            continue
+        more = _concurrency(shape, dataclasses.replace(given, tensor=size))
+        if more >= 1:
+            missing = size * given.pipeline * given.data - available
+            have = "" if missing <= 0 else f", {missing} more GPU(s)"
+            return [f"set tensor_parallel to {size} (then {more:.2f} requests{have})"]
+    stages = 2 * given.pipeline
+    two = _concurrency(shape, dataclasses.replace(given, pipeline=stages))
+    if two >= 1:
+        return [f"span two nodes: nodes_per_replica 2 and pipeline_parallel {stages} (then {two:.2f} requests)"]
+    return []
+
+
+def _smaller_weights(shape: ModelShape, given: MemoryInput) -> list[str]:
+    """Return the first quantization of the weights that works; nothing for a model that is quantized already."""
+    if shape.quantization is not None or shape.compressed:
+        return []
+    plain = dataclasses.replace(given, index_bytes=None)
+    for label, scheme in (("FP8", Quantization("fp8", 8)), ("4-bit AWQ", Quantization("awq", 4, 128, True))):
+        smaller = dataclasses.replace(shape, quantization=scheme)
+        if _concurrency(smaller, plain) >= 1:
+            size = weights.weights(smaller, given.tensor, given.pipeline).exact
+            return [f"take {label} weights ({size / GIB:.1f} GiB per GPU)"]
+    return []
+
+
 def ways_out(shape: ModelShape, given: MemoryInput, available: int) -> list[str]:
     """Return the changes that make one request of max_model_len fit, each tried and with its number, best first."""
-
-    def concurrency(other: ModelShape, changed: MemoryInput) -> float:
-        try:
-            return memory.predict(other, changed).capacity.max_concurrency
-        except PlanError:
-            return 0.0
-
     found: list[str] = []
+    if given.utilization < memory.DEFAULT_UTIL:
+        better = _concurrency(shape, dataclasses.replace(given, utilization=memory.DEFAULT_UTIL))
+        if better >= 1:
+            found.append(f"set gpu_memory_utilization to {memory.DEFAULT_UTIL} (then {better:.2f} requests)")
     longest = _longest_that_fits(shape, given)
     if longest:
         found.append(f"set max_model_len to {longest} or less")
     if given.kv_cache_dtype == "auto" and shape.indexer is None and not shape.compressed:
-        eight = concurrency(shape, dataclasses.replace(given, kv_cache_dtype="fp8"))
+        eight = _concurrency(shape, dataclasses.replace(given, kv_cache_dtype="fp8"))
         if eight >= 1:
             found.append(f"set kv_cache_dtype to fp8 (then {eight:.2f} requests of {given.max_model_len} tokens)")
-    for size in (2, 4, 8, 16):
-        if size <= given.tensor or shape.heads % size or given.kv_cache_memory_bytes is not None:
-            continue
-        more = concurrency(shape, dataclasses.replace(given, tensor=size))
-        if more >= 1:
-            have = "" if size * given.pipeline <= available else f", {size * given.pipeline - available} more GPU(s)"
-            found.append(f"set tensor_parallel to {size} (then {more:.2f} requests{have})")
-            break
-    if shape.quantization is None and given.kv_cache_memory_bytes is None:
-        for label, scheme in (
-            ("FP8", Quantization("fp8", 8)),
-            ("4-bit AWQ", Quantization("awq", 4, 128, True)),
-        ):
-            smaller = dataclasses.replace(shape, quantization=scheme)
-            plain = dataclasses.replace(given, index_bytes=None)
-            if not shape.compressed and concurrency(smaller, plain) >= 1:
-                size = weights.weights(smaller, given.tensor, given.pipeline).exact
-                found.append(f"take {label} weights ({size / GIB:.1f} GiB per GPU)")
-                break
-    if given.utilization < memory.DEFAULT_UTIL:
-        better = concurrency(shape, dataclasses.replace(given, utilization=memory.DEFAULT_UTIL))
-        if better >= 1:
-            found.insert(0, f"set gpu_memory_utilization to {memory.DEFAULT_UTIL} (then {better:.2f} requests)")
+    if given.kv_cache_memory_bytes is None:
+        found += _more_gpus(shape, given, available) + _smaller_weights(shape, given)
     return found[:MOST_WAYS_OUT]
 
 
@@ -191,6 +206,7 @@ def plan_engine(
         version=target.version,
         tensor=target.tensor,
         pipeline=target.pipeline,
+        data=target.data,
         max_model_len=max_model_len,
         max_num_batched_tokens=batch.max_num_batched_tokens,
         max_num_seqs=batch.max_num_seqs,
@@ -275,7 +291,7 @@ def _memory_reasons(plan: MemoryPlan, given: MemoryInput) -> dict[str, str]:
             f"see {DOC}#activation"
         ),
         "memory.non_torch_gib": (
-            "CUDA context and modules" + (" and NCCL" if given.tensor * given.pipeline > 1 else "")
+            "CUDA context and modules" + (" and NCCL" if given.tensor * given.pipeline * given.data > 1 else "")
         )
         + f"; see {DOC}#non-torch",
         "memory.graphs_gib": f"CUDA graphs, {'inside' if plan.graphs_inside else 'on top of'} the requested memory; "

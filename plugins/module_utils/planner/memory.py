@@ -42,6 +42,7 @@ class MemoryInput:
     version: str = "0.26.0"
     tensor: int = 1
     pipeline: int = 1
+    data: int = 1
     utilization: float = DEFAULT_UTIL
     max_model_len: int = 8192
     max_num_batched_tokens: int = 8192
@@ -133,12 +134,16 @@ def _layer_width(shape: ModelShape, tensor: int) -> int:
     return heads * (shape.latent.v_dim if shape.latent is not None else shape.head_dim)
 
 
-def moe_workspace(shape: ModelShape, tokens: int, tensor: int, expert_parallel: bool) -> int:
-    """Return the bytes of the fused-MoE workspace, which stays allocated (fused_moe/experts/triton_moe.py)."""
+def moe_workspace(shape: ModelShape, tokens: int, tensor: int, expert_parallel: bool, data: int = 1) -> int:
+    """Return the bytes of the fused-MoE workspace, which stays allocated (fused_moe/experts/triton_moe.py).
+
+    With data parallelism every rank works on the tokens of all of them.
+    """
     experts = shape.experts
     if experts is None or experts.dense_layers >= shape.layers:
         return 0
-    size = experts.intermediate if expert_parallel else weights.split(experts.intermediate, tensor)
+    size = experts.intermediate if expert_parallel else weights.split(experts.intermediate, tensor * data)
+    tokens *= data
     rows = tokens * experts.per_token
     first = max(rows * max(size, shape.hidden), tokens * shape.hidden)
     second = rows * max(2 * size, shape.hidden)
@@ -165,7 +170,7 @@ def activation_phases(shape: ModelShape, given: MemoryInput, fitted: EngineConst
     run = int((fitted.workspace_hopper_mib if hopper else fitted.workspace_mib) * MIB)
     vocab = weights.VOCAB_PAD * math.ceil(shape.vocab / weights.VOCAB_PAD)
     attention = _layer_width(shape, tensor)
-    workspace = moe_workspace(shape, tokens, tensor, given.expert_parallel)
+    workspace = moe_workspace(shape, tokens, tensor, given.expert_parallel, given.data)
     inner = weights.split(shape.intermediate, tensor)
     phases: dict[str, int] = {}
     if not given.enforce_eager:
@@ -221,7 +226,7 @@ def graph_bytes(shape: ModelShape, given: MemoryInput, fitted: EngineConstants) 
     top = sizes[-1]
     pool = top * shape.dtype_bytes * (_layer_width(shape, given.tensor) + 2 * shape.hidden + 3 * inner)
     if not dense:
-        pool += moe_workspace(shape, top, given.tensor, given.expert_parallel)
+        pool += moe_workspace(shape, top, given.tensor, given.expert_parallel, given.data)
     base = fitted.graph_first_mib if first else fitted.graph_mib
     return int(base * MIB + copies * splits) + pool
 
@@ -250,6 +255,7 @@ def predict(shape: ModelShape, given: MemoryInput) -> MemoryPlan:
         ("GPU memory", given.total_mib),
         ("tensor_parallel", given.tensor),
         ("pipeline_parallel", given.pipeline),
+        ("data_parallel", given.data),
         ("max_model_len", given.max_model_len),
         ("max_num_batched_tokens", given.max_num_batched_tokens),
         ("max_num_seqs", given.max_num_seqs),
@@ -267,11 +273,13 @@ def predict(shape: ModelShape, given: MemoryInput) -> MemoryPlan:
         given.pipeline,
         fitted.loader_mib,
         given.index_bytes,
+        given.data,
+        given.expert_parallel,
     )
     phases = activation_phases(shape, given, fitted)
     phase = max(phases, key=lambda name: phases[name])
     activation = phases[phase] + int(fitted.activation_mib * MIB)
-    ranks = given.tensor * given.pipeline
+    ranks = given.tensor * given.pipeline * given.data
     non_torch = int((fitted.non_torch_mib + (fitted.nccl_mib if ranks > 1 else 0)) * MIB)
     graphs = graph_bytes(shape, given, fitted)
     inside = runner_of(shape) == "first" and graphs > 0

@@ -155,9 +155,10 @@ def _engine(
     request: Request, shape: ModelShape, gpu: str, total_mib: int, count: int, tensor: int, pipeline: int
 ) -> EnginePlan:
     """Return the plan with one parallelism."""
+    data = int(request.fixed.get("data_parallel", 1))
     length = int(request.fixed.get("max_model_len") or shape.context_limit or batching.DEFAULT_MAX_MODEL_LEN)
     fixed = {name: value for name, value in request.fixed.items() if name not in PARALLEL}
-    replicas = max(1, count // (tensor * pipeline))
+    replicas = max(1, count // (tensor * pipeline * data))
     target = Target(
         gpu_name=gpu,
         total_mib=total_mib,
@@ -166,6 +167,7 @@ def _engine(
         version=request.version,
         tensor=tensor,
         pipeline=pipeline,
+        data=data,
         available=count,
         index_bytes=request.index_bytes,
         calibration=request.calibration,
@@ -182,18 +184,20 @@ def choose_parallel(
     Raises DoesNotFitError with the ways out when none fits.
     """
     pipeline = int(request.fixed.get("pipeline_parallel", 1))
+    others = pipeline * int(request.fixed.get("data_parallel", 1))
     if "tensor_parallel" in request.fixed:
         tensor = int(request.fixed["tensor_parallel"])
-        if tensor * pipeline > count:
+        if tensor * others > count:
+            ways = [f"set tensor_parallel to {count // others} or less"] if count >= others else []
             raise DoesNotFitError(
-                f"tensor_parallel {tensor} x pipeline_parallel {pipeline} takes {tensor * pipeline} GPUs; "
+                f"tensor_parallel {tensor} x pipeline_parallel x data_parallel {others} takes {tensor * others} GPUs; "
                 f"there are {count}.",
-                [f"set tensor_parallel to {count // pipeline} or less", f"plan for {tensor * pipeline} GPUs"],
+                [*ways, f"plan for {tensor * others} GPUs"],
             )
         return _engine(request, shape, gpu, total_mib, count, tensor, pipeline), tensor, pipeline, "fixed with --set"
     last: PlanError | None = None
     for tensor in TENSOR_SIZES:
-        if tensor * pipeline > count or shape.heads % tensor:
+        if tensor * others > count or shape.heads % tensor:
             continue
         try:
             plan = _engine(request, shape, gpu, total_mib, count, tensor, pipeline)
@@ -204,11 +208,11 @@ def choose_parallel(
             continue
         why = (
             "one GPU holds it"
-            if tensor * pipeline == 1
+            if tensor * others == 1
             else f"the smallest at which one request of {plan.settings['max_model_len']} tokens fits"
         )
         return plan, tensor, pipeline, f"{why}; see {DOC}#placement"
-    raise last or PlanError(f"no tensor_parallel up to {count // pipeline} divides {shape.heads} heads.")
+    raise last or DoesNotFitError(f"pipeline_parallel x data_parallel takes {others} GPUs; there are {count}.")
 
 
 def active_parameters(shape: ModelShape) -> float:
@@ -242,7 +246,8 @@ def plan(request: Request) -> dict[str, Any]:
     gpu, total_mib, count = memory.parse_gpu(request.gpu)
     shape = parse_config(request.config)
     engine, tensor, pipeline, why = choose_parallel(request, shape, gpu, total_mib, count)
-    per_replica = tensor * pipeline
+    data = int(request.fixed.get("data_parallel", 1))
+    per_replica = tensor * pipeline * data
     replicas = count // per_replica
     load = batching.parse_workload(request.workload, "workload")
     batch = _defaults(request, shape, gpu, total_mib, replicas)
@@ -276,6 +281,7 @@ def plan(request: Request) -> dict[str, Any]:
         "placement": {
             "tensor_parallel": tensor,
             "pipeline_parallel": pipeline,
+            "data_parallel": data,
             "gpus_per_replica": per_replica,
             "replicas": replicas,
         },

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ansible_collections.metal.serve.plugins.module_utils.common.sizes import MIB
-from ansible_collections.metal.serve.plugins.module_utils.planner import batching, times
+from ansible_collections.metal.serve.plugins.module_utils.planner import batching, split, times
 from ansible_collections.metal.serve.plugins.module_utils.planner.batching import DOC, mapping, number
 from ansible_collections.metal.serve.plugins.module_utils.planner.errors import PlanError
 from ansible_collections.metal.serve.plugins.module_utils.planner.types import PoolPlan, ReplicaAddress
@@ -109,6 +109,46 @@ def max_model_len_of(pool: str, spec: Mapping[str, Any], accelerator: str) -> tu
     return batching.DEFAULT_MAX_MODEL_LEN, f"not given: a safe start; see {DOC}#max-model-len"
 
 
+def _replicas(
+    pool: str,
+    spec: Mapping[str, Any],
+    hosts: Sequence[str],
+    hostvars: Mapping[str, Mapping[str, Any]],
+    parallel: Mapping[str, int],
+    port: int,
+) -> tuple[list[ReplicaAddress], dict[str, list[dict[str, str]]]]:
+    """Return where the replicas answer, and for those that span nodes the hosts of each. Raises PlanError."""
+    replicas: list[ReplicaAddress] = []
+    node_groups: dict[str, list[dict[str, str]]] = {}
+    nodes, per_node = parallel["nodes"], gpus_per_node(parallel)
+    for start in range(0, len(hosts), nodes):
+        group = hosts[start : start + nodes]
+        head = group[0]
+        count = min(_replicas_on(pool, spec, host, hostvars.get(host, {}), per_node) for host in group)
+        if port + count - 1 > 65535:
+            raise PlanError(f"metalserve_pools.{pool}.port is {port}; the replicas' ports must stay at or below 65535.")
+        for index in range(count):
+            name = f"{pool}-{index}"
+            replicas.append(ReplicaAddress(name, head, host_address(head, hostvars.get(head, {})), port + index))
+            if nodes > 1:
+                node_groups[f"{head}/{name}"] = [
+                    {"host": host, "address": host_address(host, hostvars.get(host, {}))} for host in group
+                ]
+    return replicas, node_groups
+
+
+def _split_reason(
+    load: batching.Workload, where: str, replicas: int, prefill: float, alerts: Mapping[str, float]
+) -> dict[str, str]:
+    """Return whether separate pools would pay, for a pool whose workload has a histogram of lengths."""
+    if load.lengths is None or load.qps is None:
+        return {}
+    buckets = split.parse_lengths(load.lengths, f"{where}.workload.lengths")
+    best, why = split.propose(buckets, load.qps, replicas, prefill, alerts["p99_s"])
+    head = "separate pools would pay" if best else "one pool is right"
+    return {"pools.split": f"{head}: {why} (at minimums.prefill_tokens_per_s {prefill:g}); see {DOC}#split"}
+
+
 def pool_plan(
     pool: str,
     position: int,
@@ -134,29 +174,14 @@ def pool_plan(
         spec.get("port", BASE_PORT + PORTS_PER_POOL * position), f"{where}.port", 1, "a port, 1..65535", whole=True
     )
     parallel = parallel_of(pool, spec)
-    per_node = gpus_per_node(parallel)
     nodes = parallel["nodes"]
     if len(hosts) % nodes:
         raise PlanError(
             f"{where}.nodes_per_replica is {nodes}; group {pool} has {len(hosts)} host(s), which is no multiple of it."
         )
-    replicas: list[ReplicaAddress] = []
-    node_groups: dict[str, list[dict[str, str]]] = {}
     accelerators = {host_accelerator(hostvars.get(host, {})) for host in hosts}
     accelerator = "cpu" if accelerators == {"cpu"} else "nvidia"
-    for start in range(0, len(hosts), nodes):
-        group = hosts[start : start + nodes]
-        head = group[0]
-        count = min(_replicas_on(pool, spec, host, hostvars.get(host, {}), per_node) for host in group)
-        for index in range(count):
-            name = f"{pool}-{index}"
-            replicas.append(ReplicaAddress(name, head, host_address(head, hostvars.get(head, {})), port + index))
-            if nodes > 1:
-                node_groups[f"{head}/{name}"] = [
-                    {"host": host, "address": host_address(host, hostvars.get(host, {}))} for host in group
-                ]
-    if port + max(int(r.replica.rsplit("-", 1)[1]) for r in replicas) > 65535:
-        raise PlanError(f"{where}.port is {port}; the replicas' ports must stay at or below 65535.")
+    replicas, node_groups = _replicas(pool, spec, hosts, hostvars, parallel, port)
 
     max_model_len, why_len = max_model_len_of(pool, spec, accelerator)
     settings = mapping(spec.get("settings"), f"{where}.settings")
@@ -192,6 +217,7 @@ def pool_plan(
         "times.gateway_read_s": f"2 x longest silent prefill + {batch.queue_wait_s:.0f} s queue; see {DOC}#times",
         "alerts.p99_s": "slo.p99_s" if "p99_s" in slo else f"not given: {DEFAULT_P99_S}; see {DOC}#alerts",
         **batch.reasons,
+        **_split_reason(load, where, len(replicas), prefill, alerts),
     }
     return PoolPlan(
         pool=pool,

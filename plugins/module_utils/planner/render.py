@@ -123,6 +123,8 @@ def pool(plan: Mapping[str, Any]) -> str:
     out += _line("body_limit_bytes", _value(plan["body_limit_bytes"]), reasons.get("body_limit_bytes", ""))
     for name in ("drain_s", "longest_silent_prefill_s", "gateway_read_s", "wedged_after_s"):
         out += _line(name, _value(plan["times"][name]), reasons.get(f"times.{name}", ""))
+    if "pools.split" in reasons:
+        out += _line("split", "-", reasons["pools.split"])
     out += _line("alert above p99_s", _value(plan["alerts"]["p99_s"]), reasons.get("alerts.p99_s", ""))
     return "\n".join(out) + "\n"
 

@@ -221,6 +221,7 @@ def _gpu_plan(
         version=str(plan["engine_version"]),
         tensor=int(parallel["tensor"]),
         pipeline=int(parallel["pipeline"]),
+        data=int(parallel["data"]),
         available=len(node.gpus) * len(job.members),
         where=where,
         index_bytes=index_bytes,

@@ -129,15 +129,20 @@ def _linear_attention(shape: ModelShape, count: int, tensor: int) -> list[Tensor
     return out
 
 
-def _mixture(shape: ModelShape, count: int, tensor: int) -> list[Tensor]:
-    """Return the tensors of ``count`` mixture-of-experts layers on one GPU."""
+def _mixture(shape: ModelShape, count: int, tensor: int, ranks: int, whole: bool) -> list[Tensor]:
+    """Return the tensors of ``count`` mixture-of-experts layers on one GPU.
+
+    ``ranks`` GPUs (tensor x data parallelism) share the experts: each expert is divided, or with ``whole`` (expert
+    parallelism) each GPU has its part of them undivided.
+    """
     experts = shape.experts
     if experts is None or not count:
         return []
-    size = split(experts.intermediate, tensor)
+    size = experts.intermediate if whole else split(experts.intermediate, ranks)
+    local = split(experts.count, ranks) if whole else experts.count
     shared = split(experts.shared_intermediate, tensor)
-    out = _linear("experts.w13", count, experts.count * 2 * size, shape.hidden)
-    out += _linear("experts.w2", count, experts.count * shape.hidden, size)
+    out = _linear("experts.w13", count, local * 2 * size, shape.hidden)
+    out += _linear("experts.w2", count, local * shape.hidden, size)
     out.append(Tensor("mlp.gate", count, experts.count * shape.hidden))
     if experts.router_bias:
         out.append(Tensor("mlp.gate.bias", count, experts.count, width=4))
@@ -148,7 +153,9 @@ def _mixture(shape: ModelShape, count: int, tensor: int) -> list[Tensor]:
     return out
 
 
-def tensors(shape: ModelShape, tensor: int = 1, pipeline: int = 1) -> list[Tensor]:
+def tensors(
+    shape: ModelShape, tensor: int = 1, pipeline: int = 1, data: int = 1, whole_experts: bool = False
+) -> list[Tensor]:
     """Return the weight tensors of the fullest GPU: with several stages, one that holds an embedding table."""
     check_divisible(shape, tensor)
     layers = split(shape.layers, pipeline)
@@ -159,7 +166,7 @@ def tensors(shape: ModelShape, tensor: int = 1, pipeline: int = 1) -> list[Tenso
     out += _linear_attention(shape, layers - attention, tensor)
     out += _linear("gate_up_proj", dense, 2 * inner, shape.hidden, shape.mlp_bias)
     out += _linear("down_proj", dense, shape.hidden, inner, shape.mlp_bias)
-    out += _mixture(shape, layers - dense, tensor)
+    out += _mixture(shape, layers - dense, tensor, tensor * data, whole_experts)
     out.append(Tensor("layer_norms", layers * shape.norms_per_layer, shape.hidden))
     out.append(Tensor("norm", 1, shape.hidden))
     vocab = split(VOCAB_PAD * math.ceil(shape.vocab / VOCAB_PAD), tensor)
@@ -256,6 +263,8 @@ def weights(
     pipeline: int = 1,
     other_mib: float = 8.6,
     index_bytes: int | None = None,
+    data: int = 1,
+    whole_experts: bool = False,
 ) -> Weights:
     """Return the weights of one GPU. ``index_bytes`` (a safetensors index's total_size) corrects the count where given.
 
@@ -266,7 +275,7 @@ def weights(
             f"{shape.architecture} stores its layers in several formats that config.json does not tell.",
             ["give the model's model.safetensors.index.json (--index), which has their size"],
         )
-    parts = [(item, stored_bytes(item, shape)) for item in tensors(shape, tensor, pipeline)]
+    parts = [(item, stored_bytes(item, shape)) for item in tensors(shape, tensor, pipeline, data, whole_experts)]
     exact = sum(item.count * sum(sizes) for item, sizes in parts)
     counted = sum(item.count * sum(allocated(size) for size in sizes) for item, sizes in parts)
     source = "counted from config.json"

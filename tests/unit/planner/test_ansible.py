@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ansible.errors import AnsibleFilterError
 from ansible.module_utils import basic
 from ansible.module_utils.testing import patch_module_args
@@ -158,6 +159,22 @@ def test_a_preview_reads_a_snapshot(tmp_path: Path) -> None:
     shown = preview({"short": pool()}, plans({"short": pool()}), MODELS, "node-a", "nvidia", 8, str(tmp_path))
     assert "has 0 GPU(s)" in shown.problem  # an empty snapshot knows of no GPU: said, not guessed
     assert len(example_node(4)["gpus"]) == 4
+
+
+def test_the_example_inventory_is_planned(tmp_path: Path) -> None:
+    folder = ROOT / "inventory" / "example"
+    text = (folder / "group_vars" / "all" / "metalserve.yml").read_text(encoding="utf-8")
+    values = yaml.safe_load(text)
+    engines = yaml.safe_load((folder / "hosts.yml").read_text(encoding="utf-8"))["all"]["children"]["engines"]
+    groups = {name: list(group["hosts"]) for name, group in engines["children"].items()}
+    hostvars = {host: dict(engines["vars"]) for hosts in groups.values() for host in hosts}
+    found = filters.pool_plans(values["metalserve_pools"], groups, hostvars)
+    for host in hostvars:
+        shown = filters.node_preview(
+            found, values["metalserve_pools"], values["metalserve_models"], host, hostvars, str(tmp_path)
+        )
+        assert shown["problem"] == "", host
+        assert shown["plans"]
 
 
 def test_every_link_into_the_documentation_leads_somewhere() -> None:

@@ -82,6 +82,17 @@ def test_a_replica_over_two_nodes() -> None:
     }
 
 
+def test_a_histogram_says_whether_pools_would_pay() -> None:
+    load = {"qps": 21, "lengths": "1000:0.95,32000:0.05"}
+    spec = pool(workload=load, minimums={"prefill_tokens_per_s": 50000})
+    plan = pool_plans({"short": {**spec, "replicas_per_node": 1}}, GROUPS, HOSTVARS)[0]
+    assert "separate pools would pay" in plan.reasons["pools.split"]
+    one = pool_plans({"long": {**spec, "replicas_per_node": 1}}, GROUPS, HOSTVARS)[0]
+    assert "one pool is right" in one.reasons["pools.split"]
+    with pytest.raises(PlanError, match=r"metalserve_pools\.short\.workload\.lengths"):
+        pool_plans({"short": pool(workload={"qps": 1, "lengths": "x"})}, GROUPS, HOSTVARS)
+
+
 def test_every_number_has_a_reason() -> None:
     plan = pool_plans({"short": pool()}, GROUPS, HOSTVARS)[0]
     for name in ("max_model_len", "body_limit_bytes", "admission.queue", "times.drain_s", "settings.max_num_seqs"):

@@ -113,6 +113,15 @@ def test_ways_out_are_tried() -> None:
     assert plan.memory.capacity.max_concurrency >= 1
 
 
+def test_two_nodes_are_a_way_out() -> None:
+    card = target(available=8, tensor=8)
+    with pytest.raises(DoesNotFitError) as caught:
+        engine_plan.plan_engine(
+            shape("deepseek-v3", quantization_config=None), card, 32768, batch(8192, 256), batching.Workload(), {}
+        )
+    assert any("nodes_per_replica 2" in way or "tensor_parallel to 16" in way for way in caught.value.ways_out)
+
+
 def test_the_ladder_lowers_batched_tokens_first() -> None:
     model = shape("llama-3-8b")
     tight = target(gpu_name="NVIDIA L4", total_mib=23034)

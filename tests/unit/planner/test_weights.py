@@ -71,6 +71,18 @@ def test_tensor_parallelism_divides(name: str) -> None:
     assert one / 2 < two < one / 2 * 1.05  # replicated parts make it a little more than half
 
 
+def test_experts_are_shared_by_all_ranks() -> None:
+    model = shape("qwen3-30b-a3b")
+
+    def experts(data: int, whole: bool) -> int:
+        parts = weights.tensors(model, 2, 1, data, whole)
+        return sum(t.count * t.elements for t in parts if t.name.startswith("experts"))
+
+    total = 48 * 128 * 3 * 768 * 2048
+    assert experts(1, False) == experts(1, True) == total // 2
+    assert experts(2, False) == experts(2, True) == total // 4
+
+
 def test_key_heads_are_replicated_beyond_their_number() -> None:
     model = shape("llama-3-8b")  # 8 key heads
     eight = sum(t.count * t.elements for t in weights.tensors(model, 8) if t.name == "qkv_proj")
