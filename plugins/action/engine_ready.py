@@ -40,7 +40,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             if failed or not waiting or elapsed >= timeout:
                 break
             self._show(host, waiting, shown, elapsed, timeout)
-            arguments["seen"] = result["seen"]
+            arguments.update(seen=result["seen"], restarts=result["restarts"])
         result["changed"] = changed
         result["elapsed_s"] = round(elapsed, 1)
         if failed:

@@ -40,6 +40,10 @@ options:
     type: list
     elements: str
     default: []
+  restarts:
+    description: How often each unit had restarted its engine at the first call.
+    type: dict
+    default: {}
 attributes:
   check_mode:
     description: Waits for nothing in check mode.
@@ -72,6 +76,10 @@ seen:
   returned: always
   type: list
   elements: str
+restarts:
+  description: O(restarts), completed.
+  returned: always
+  type: dict
 """
 
 import json
@@ -136,7 +144,7 @@ class Look:
         """Return the end of the unit's journal, where the checks before a start speak."""
         return self.command("journalctl", "--unit", self.replica.unit, "--lines=30", "--output=cat", "--no-pager")
 
-    def look(self, seen: set[str]) -> dict[str, Any]:
+    def look(self, seen: set[str], restarts: dict[str, int]) -> dict[str, Any]:
         """Return ready, failed, doing and log."""
         document = self.document
         good, words = ready.serves(
@@ -154,7 +162,8 @@ class Look:
         patterns = document["log"]
         core_gone = self.core_gone(patterns["core"], seen) if container and container.status == "running" else False
         unit = self.unit()
-        reason = ready.failure(unit, container, ready.fatal_line(log, patterns["fatal"]), core_gone)
+        before = int(restarts.setdefault(self.replica.name, unit.restarts))
+        reason = ready.failure(unit, container, ready.fatal_line(log, patterns["fatal"]), core_gone, before)
         if reason:
             return self.result(failed=reason, log=ready.tail(log) or ready.tail(self.journal()))
         waiting = "checks before the start" if unit.sub == "start-pre" else ready.stage(log, patterns["stages"])
@@ -193,19 +202,20 @@ def main() -> None:
             "timeout": {"type": "int", "default": 900},
             "wait": {"type": "int", "default": 5},
             "seen": {"type": "list", "elements": "str", "default": []},
+            "restarts": {"type": "dict", "default": {}},
         },
         supports_check_mode=True,
     )
     p = module.params
     os.environ["LC_ALL"] = "C.UTF-8"
     if module.check_mode:
-        module.exit_json(changed=False, replicas=[], seen=[])
-    seen = set(p["seen"])
+        module.exit_json(changed=False, replicas=[], seen=[], restarts={})
+    seen, restarts = set(p["seen"]), dict(p["restarts"])
     ends = time.monotonic() + p["wait"]
     try:
         looks = [Look(module, name) for name in p["replicas"]]
         while True:
-            found = [look.look(seen) for look in looks]
+            found = [look.look(seen, restarts) for look in looks]
             if all(item["ready"] for item in found) or any(item["failed"] for item in found):
                 break
             if time.monotonic() >= ends:
@@ -213,7 +223,7 @@ def main() -> None:
             time.sleep(1.0)
     except (ValueError, KeyError, OSError) as error:
         module.fail_json(msg=str(error))
-    module.exit_json(changed=any(item["new"] for item in found), replicas=found, seen=sorted(seen))
+    module.exit_json(changed=any(item["new"] for item in found), replicas=found, seen=sorted(seen), restarts=restarts)
 
 
 if __name__ == "__main__":

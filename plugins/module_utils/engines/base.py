@@ -233,11 +233,11 @@ class Adapter(ABC):
             **{str(key): str(value) for key, value in context.pool_env.items()},
             **{str(key): str(value) for key, value in context.gpu_arguments.get("env", {}).items()},
         }
-        release_mounts = tuple(
-            Mount(f"{RELEASE}/{name}", f"{CONFIG_DIR}/{name}")
-            for name in [*(item.name for item in self.files(context)), *self.secrets()]
+        mounts = (
+            *self.release_mounts(context),
+            Mount(context.model_path, MODEL_DIR),
+            Mount(cache, CACHE_DIR, read_only=False),
         )
-        mounts = (*release_mounts, Mount(context.model_path, MODEL_DIR), Mount(cache, CACHE_DIR, read_only=False))
         return Spec(
             kind=self.kind,
             version=str(replica["engine_version"]),
@@ -270,6 +270,16 @@ class Adapter(ABC):
     def secrets(self) -> tuple[str, ...]:
         """Return the names of the secret files in the release that the engine reads."""
         return ("api-key",)
+
+    def release_mounts(self, context: Context) -> tuple[Mount, ...]:
+        """Return how the release's files get into the container."""
+        names = [*(item.name for item in self.files(context)), *self.secrets()]
+        return tuple(Mount(f"{RELEASE}/{name}", f"{CONFIG_DIR}/{name}") for name in names)
+
+
+def completion_body(model: str) -> dict[str, Any]:
+    """Return a small, deterministic completion request for an OpenAI server."""
+    return {"model": model, "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
 
 
 def image_digest(image: str) -> str:

@@ -122,8 +122,11 @@ def stage(log: str, stages: Sequence[Sequence[str]]) -> str:
     return reached
 
 
-def failure(unit: Unit, container: Container | None, fatal: str, core_gone: bool) -> str:
-    """Return why this start has failed, ``""`` while it may still succeed."""
+def failure(unit: Unit, container: Container | None, fatal: str, core_gone: bool, restarts_before: int = 0) -> str:
+    """Return why this start has failed, ``""`` while it may still succeed.
+
+    ``restarts_before`` is how often the unit had restarted it when somebody began to wait.
+    """
     code = container.code if container is not None else unit.code
     causes = (
         (
@@ -132,7 +135,10 @@ def failure(unit: Unit, container: Container | None, fatal: str, core_gone: bool
         ),
         (bool(fatal), f"its log says: {fatal}"),
         (unit.active == "failed", f"its unit failed (exit code {unit.code})"),
-        (unit.restarts > 0 or unit.sub == "auto-restart", f"it ended with exit code {code} and is being restarted"),
+        (
+            unit.restarts > restarts_before or unit.sub == "auto-restart",
+            f"it ended with exit code {code} and is being restarted",
+        ),
         (unit.active == "inactive", "its unit is not running"),
         (core_gone, "the process that does the work ended, though the container is up"),
     )

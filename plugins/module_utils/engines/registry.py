@@ -7,9 +7,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ansible_collections.metal.serve.plugins.module_utils.engines.base import Adapter, EngineError
+from ansible_collections.metal.serve.plugins.module_utils.engines.sglang import Sglang
+from ansible_collections.metal.serve.plugins.module_utils.engines.triton_vllm import TritonVllm
 from ansible_collections.metal.serve.plugins.module_utils.engines.vllm import Vllm
 
-ADAPTERS: Mapping[str, type[Adapter]] = {adapter.kind: adapter for adapter in (Vllm,)}
+ADAPTERS: Mapping[str, type[Adapter]] = {adapter.kind: adapter for adapter in (Vllm, Sglang, TritonVllm)}
 
 
 def adapter(kind: str) -> Adapter:

@@ -7,9 +7,9 @@ Read from the wheels of 0.26.0 and 0.32.0 and from runs of both; see docs/engine
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ansible_collections.metal.serve.plugins.module_utils.engines.base import (
     CACHE_DIR,
@@ -24,9 +24,12 @@ from ansible_collections.metal.serve.plugins.module_utils.engines.base import (
     Log,
     Metrics,
     Option,
+    completion_body,
+    nearest,
     reason,
     version_of,
 )
+from ansible_collections.metal.serve.plugins.module_utils.engines.catalogue import OPTIONS
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,26 @@ class Vllm(Adapter):
             )
             text = ".".join(str(part) for part in version)
             raise EngineError(f"{where}: vLLM {text} does not have it ({bound}); use {quirk.instead}")
+        self.check_name(name, version, where)
+
+    @staticmethod
+    def check_name(name: str, version: tuple[int, int, int], where: str) -> None:
+        """Raise EngineError for a name that the version's catalogue lacks.
+
+        A version without a catalogue is judged by those of the others: an abbreviation (argparse would take it)
+        and a near miss are refused, a name like none of theirs is left to the engine itself.
+        """
+        text = ".".join(str(part) for part in version)
+        versions = {key: names.split() for key, names in OPTIONS["vllm"].items()}
+        known = versions.get(text) or sorted({option for names in versions.values() for option in names})
+        if name in known:
+            return
+        if text in versions:
+            raise EngineError(f"{where}: vLLM {text} has no such option{nearest(name, known)}")
+        longer = [option for option in known if option.startswith(name)]
+        close = longer[0] if longer else next(iter(difflib.get_close_matches(name, known, 1, 0.85)), "")
+        if close:
+            raise EngineError(f"{where}: vLLM has no such option (nearest: {close})")
 
     @staticmethod
     def _has(name: str, version: tuple[int, int, int]) -> bool:
@@ -207,8 +230,3 @@ class Vllm(Adapter):
             progress="vllm:iteration_tokens_total_count",
             rejected="vllm:admission_rejections_total",
         )
-
-
-def completion_body(model: str) -> dict[str, Any]:
-    """Return a small, deterministic completion request for an OpenAI server."""
-    return {"model": model, "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}

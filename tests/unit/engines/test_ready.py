@@ -88,6 +88,12 @@ def test_failure_has_a_reason(
     assert bool(words) == bool(found)
 
 
+def test_restarts_of_earlier_days_are_no_failure() -> None:
+    unit = ready.Unit("active", "running", 2, 0)
+    assert ready.failure(unit, UP, "", False, restarts_before=2) == ""
+    assert "restarted" in ready.failure(unit, UP, "", False, restarts_before=1)
+
+
 class Engine(BaseHTTPRequestHandler):
     """Answers as told."""
 

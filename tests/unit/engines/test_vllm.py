@@ -14,6 +14,8 @@ import yaml
 
 from ansible_collections.metal.serve.plugins.module_utils.engines import registry
 from ansible_collections.metal.serve.plugins.module_utils.engines.base import EngineError, Spec
+from ansible_collections.metal.serve.plugins.module_utils.engines.catalogue import OPTIONS
+from ansible_collections.metal.serve.plugins.module_utils.engines.vllm import QUIRKS
 from ansible_collections.metal.serve.plugins.module_utils.runtime.docker_version import container_gpu_arguments
 
 from .plans import DIGEST, GPU, context, pool_plan, replica_plan
@@ -102,11 +104,31 @@ def test_cpu_environment_and_pool_environment_are_added() -> None:
         ("0.26.0", "max-num-seqs", "with underscores"),
         ("0.26.0", "Max_Num_Seqs", "small letters"),
         ("latest", "max_num_seqs", "is not a version"),
+        ("0.26.0", "max_num_seq", r"0\.26\.0 has no such option \(nearest: max_num_seqs\)"),
+        ("0.26.0", "nonsense_of_ours", r"0\.26\.0 has no such option"),
+        ("0.27.1", "max_num_batched", r"nearest: max_num_batched_tokens"),
+        ("0.27.1", "max_num_seqz", r"nearest: max_num_seqs"),
     ],
 )
 def test_settings_that_the_version_lacks(version: str, name: str, words: str) -> None:
     with pytest.raises(EngineError, match=words):
         spec(engine_version=version, settings={name: 1})
+
+
+def test_new_options_of_a_version_without_a_catalogue_are_left_to_the_engine() -> None:
+    assert "quantum_entanglement" in {
+        name.replace("-", "_") for name in options(spec(engine_version="9.9.0", settings={"quantum_entanglement": 1}))
+    }
+
+
+@pytest.mark.parametrize("version", sorted(OPTIONS["vllm"]))
+def test_catalogue_agrees_with_what_is_known_of_versions(version: str) -> None:
+    names = set(OPTIONS["vllm"][version].split())
+    found = tuple(int(part) for part in version.split("."))
+    for name, quirk in QUIRKS.items():
+        there = not ((quirk.since and found[:2] < quirk.since) or (quirk.until and found[:2] > quirk.until))
+        assert (name in names) == there, name
+    assert {"model", "host", "port", "served_model_name", "api_key"} <= names
 
 
 @pytest.mark.parametrize(("version", "there"), [("0.29.0", True), ("0.32.0", True), ("1.0.0", True)])
