@@ -21,7 +21,7 @@ ENGINE_DEFAULT_BATCHED = 8192
 """vLLM's server default on cards of 70 GiB and more that are not A100 (0.26.0 engine/arg_utils.py)."""
 
 CONSERVATIVE_BATCHED = 4096
-"""The brief's emergency setting: also the floor of the out-of-memory ladder's first half."""
+"""The field report's emergency setting."""
 
 OOM_STEP = 1024
 OOM_FLOOR = 1024
@@ -38,7 +38,7 @@ DEFAULT_MAX_MODEL_LEN = 8192
 
 @dataclass(frozen=True)
 class Tier:
-    """One row of the brief's table: below ``qps_below`` requests a second, batch so many tokens."""
+    """One row of the field report's table: below ``qps_below`` requests a second, batch so many tokens."""
 
     name: str
     qps_below: float
@@ -147,7 +147,7 @@ def parse_workload(spec: Any, name: str) -> Workload:
 
 
 def tier_for(qps: float) -> Tier:
-    """Return the brief's row for ``qps`` (requests a second)."""
+    """Return the table's row for ``qps`` (requests a second)."""
     for tier in TIERS:
         if qps < tier.qps_below:
             return tier

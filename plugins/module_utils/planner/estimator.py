@@ -1,6 +1,6 @@
 # Copyright: the Metalserve authors
 # SPDX-License-Identifier: Apache-2.0
-"""The brief's rough estimator, kept beside the exact plan with its limits named. See docs/planning.md#rough."""
+"""The field report's rough estimator, kept beside the exact plan with its limits named. See docs/planning.md#rough."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: the Metalserve authors
 # SPDX-License-Identifier: Apache-2.0
-"""The brief's configurations as named, tested examples. Data only; golden plans are in tests/fixtures/plans/.
+"""The field reports' configurations as named, tested examples. Data only; golden plans are in tests/fixtures/plans/.
 
 The reports name machines and loads, not always a model: where they do not, a DeepSeek-V2-Lite shape stands for 'a
 DeepSeek model of that class'. See docs/planning.md#presets.

@@ -74,7 +74,7 @@ def _container(
     swap = size("memory_swap")
     if swap is None:
         swap = memory + CONTAINER_SWAP
-        reasons["container.memory_swap_bytes"] = f"memory + 2 GiB, the brief's 88G/90G; see {DOC}#container"
+        reasons["container.memory_swap_bytes"] = f"memory + 2 GiB, as 88G and 90G; see {DOC}#container"
     else:
         reasons["container.memory_swap_bytes"] = f"{where}.memory_swap says so"
     if swap < memory:

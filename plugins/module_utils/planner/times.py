@@ -23,7 +23,7 @@ DOCKERD_STEP_S = 30
 PROBE_TIMEOUT_S = 1.0
 PROBE_INTERVAL_S = 1.25
 PROBE_FAILURES = 3
-"""Three failed probes: worst case 3 x 1.25 + 1 = 4.75 s from death to ejection, inside the 5 s of invariant 10."""
+"""Three failed probes: worst case 3 x 1.25 + 1 = 4.75 s from death to ejection, inside 5 s."""
 
 ENGINE_KEEPALIVE_S = {"vllm": 180, "sglang": 180, "triton_vllm": 5}
 """Idle time after which the engine closes a connection. vLLM and SGLang take it from an environment variable

@@ -189,7 +189,7 @@ def test_presets_have_golden_plans(name: str, capsys: pytest.CaptureFixture[str]
     )
 
 
-def test_the_brief_s_figures_are_in_the_presets() -> None:
+def test_the_field_reports_figures_are_in_the_presets() -> None:
     def plan(name: str) -> dict[str, Any]:
         value: dict[str, Any] = json.loads((FIXTURES / "plans" / f"{name}.json").read_text(encoding="utf-8"))
         return value
