@@ -15,7 +15,7 @@ import typing
 from typing import Any, Optional
 
 from ansible_collections.metal.serve.plugins.module_utils.common.files import canonical_json, write_atomic
-from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import HostFacts, hints
+from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import NONE, HostFacts, hints
 from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import STATES
 from ansible_collections.metal.serve.plugins.module_utils.hardware.registry import BASE, PROBES
 
@@ -44,7 +44,7 @@ def classes() -> list[type[Any]]:
 def _schema_of(hint: Any) -> dict[str, Any]:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Union:
-        inner = _schema_of(next(arg for arg in args if arg is not type(None)))
+        inner = _schema_of(next(arg for arg in args if arg is not NONE))
         if isinstance(inner.get("type"), str):
             return {**inner, "type": [inner["type"], "null"]}
         return {"anyOf": [inner, {"type": "null"}]} if inner else {}
@@ -131,7 +131,7 @@ def snapshot_schema() -> dict[str, Any]:
 def _type_words(hint: Any) -> str:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Union:
-        return _type_words(next(arg for arg in args if arg is not type(None))) + " or null"
+        return _type_words(next(arg for arg in args if arg is not NONE)) + " or null"
     if origin is list:
         return f"list of {_type_words(args[0])}"
     if origin is dict:
@@ -221,4 +221,4 @@ def main(arguments: Optional[list[str]] = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

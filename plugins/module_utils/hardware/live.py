@@ -12,7 +12,6 @@ import selectors
 import signal
 import socket
 import stat
-import subprocess
 import time
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
@@ -283,8 +282,15 @@ def _read_all(handle: int, limit: int) -> bytes:
 
 
 def _run(argv: list[str], timeout: float, limit: int, search_path: str) -> _Ended:
-    """Run a command; ``code`` is None where it was stopped, with the reason."""
+    """Run a program in a process group of its own; ``code`` is None where it was stopped, with the reason."""
     ends = time.monotonic() + timeout
+    out_end, out = os.pipe()
+    err_end, err = os.pipe()
+    actions = (
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, out, 1),
+        (os.POSIX_SPAWN_DUP2, err, 2),
+    )
     environment = {
         "PATH": search_path,
         "LC_ALL": "C",
@@ -293,22 +299,34 @@ def _run(argv: list[str], timeout: float, limit: int, search_path: str) -> _Ende
         "SYSTEMD_PAGER": "",
         "TERM": "dumb",
     }
-    child = subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-        cwd="/",
-        start_new_session=True,
-    )
-    assert child.stdout is not None
-    assert child.stderr is not None
-    kept: dict[int, bytearray] = {child.stdout.fileno(): bytearray(), child.stderr.fileno(): bytearray()}
-    out, err = kept[child.stdout.fileno()], kept[child.stderr.fileno()]
+    try:
+        try:
+            # Python ignores SIGPIPE, and a program that inherits this would go on writing into a closed pipe.
+            pid = os.posix_spawn(
+                argv[0], argv, environment, file_actions=actions, setpgroup=0, setsigdef=(signal.SIGPIPE,)
+            )
+        finally:
+            os.close(out)
+            os.close(err)
+        kept, reason = _gather((out_end, err_end), ends, limit)
+    finally:
+        os.close(out_end)
+        os.close(err_end)
+    code = None if reason else _wait(pid, ends)
+    if code is None:
+        reason = reason or TIMEOUT
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
+        _wait(pid, time.monotonic() + 0.2)
+    return _Ended(code, kept[0][:limit], kept[1][:65536], reason)
+
+
+def _gather(handles: tuple[int, int], ends: float, limit: int) -> tuple[tuple[bytes, bytes], str]:
+    """Read two pipes until both are closed, the time is over or one gave more than ``limit`` bytes; say which."""
+    kept = {handle: bytearray() for handle in handles}
     reason = ""
     with selectors.DefaultSelector() as selector:
-        for handle in kept:
+        for handle in handles:
             os.set_blocking(handle, False)
             selector.register(handle, selectors.EVENT_READ)
         while selector.get_map() and not reason:
@@ -323,16 +341,20 @@ def _run(argv: list[str], timeout: float, limit: int, search_path: str) -> _Ende
                 kept[key.fd] += chunk
                 if len(kept[key.fd]) > limit:
                     reason = ERROR
-    if not reason:
+    return (bytes(kept[handles[0]]), bytes(kept[handles[1]])), reason
+
+
+def _wait(pid: int, ends: float) -> Optional[int]:
+    """Return the exit code of a child (negative: the signal that ended it), None where it still runs at ``ends``."""
+    pause = 0.001
+    while True:
         try:
-            child.wait(max(0.05, ends - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            reason = TIMEOUT
-    if reason:
-        with contextlib.suppress(OSError):
-            os.killpg(child.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(0.2)
-    child.stdout.close()
-    child.stderr.close()
-    return _Ended(None if reason else child.returncode, bytes(out[:limit]), bytes(err[:65536]), reason)
+            done, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if done:
+            return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+        if time.monotonic() >= ends:
+            return None
+        time.sleep(pause)
+        pause = min(0.05, pause * 2)

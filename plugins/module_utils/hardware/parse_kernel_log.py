@@ -34,11 +34,11 @@ def parse_kernel_log(text: str, source: Optional[str] = None) -> KernelLog:
             continue
         cut = line[:1000]
         xid = _XID.search(cut)
-        bar = None if xid else _BAR.search(cut)
+        window = None if xid else _BAR.search(cut)
         if xid:
             xids.append(Xid(_time(cut[: xid.start()]), _pci(xid.group(1)), int(xid.group(2)), xid.group(3).strip()))
-        elif bar:
-            bars.append(BarMessage(bar["device"], bar["driver"].lower(), bar["text"].strip()))
+        elif window:
+            bars.append(BarMessage(window["device"], window["driver"].lower(), window["text"].strip()))
         elif _FAULT.search(cut):
             nvrm.append(cut.strip())
     return KernelLog(source=source, xids=xids[-MAX_XIDS:], nvrm=nvrm[-MAX_LINES:], bar_messages=bars[-MAX_LINES:])

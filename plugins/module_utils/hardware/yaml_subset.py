@@ -81,7 +81,8 @@ class _Reader:
         if self.depth > MAX_DEPTH:
             raise _Bad("nested too deeply")
         line = self.peek()
-        assert line is not None
+        if line is None:
+            return None
         if line.text == "-" or line.text.startswith("- "):
             value: Any = self.sequence(indent)
         elif _split_key(line.text) is not None:
