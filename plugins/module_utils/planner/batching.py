@@ -20,9 +20,6 @@ DOC = "docs/planning.md"
 ENGINE_DEFAULT_BATCHED = 8192
 """vLLM's server default on cards of 70 GiB and more that are not A100 (0.26.0 engine/arg_utils.py)."""
 
-CONSERVATIVE_BATCHED = 4096
-"""The field report's emergency setting."""
-
 OOM_STEP = 1024
 OOM_FLOOR = 1024
 QUEUE_LIMIT = 100
