@@ -147,12 +147,16 @@ class Look:
     def look(self, seen: set[str], restarts: dict[str, int]) -> dict[str, Any]:
         """Return ready, failed, doing and log."""
         document = self.document
-        good, words = ready.serves(
-            str(document["address"]),
-            int(document["port"]),
-            document["health"],
-            str(document["served_name"]),
-            self.module.params["api_key"],
+        good, words = (
+            self.joined()
+            if document.get("headless")
+            else ready.serves(
+                str(document["address"]),
+                int(document["port"]),
+                document["health"],
+                str(document["served_name"]),
+                self.module.params["api_key"],
+            )
         )
         if good:
             new = state.mark_served(self.replica, self.release)
@@ -168,6 +172,11 @@ class Look:
             return self.result(failed=reason, log=ready.tail(log) or ready.tail(self.journal()))
         waiting = "checks before the start" if unit.sub == "start-pre" else ready.stage(log, patterns["stages"])
         return self.result(doing=waiting or words, log=ready.tail(log))
+
+    def joined(self) -> tuple[bool, str]:
+        """Return whether a part that answers no requests itself is up; the part that does waits for it."""
+        unit = self.unit()
+        return unit.active == "active" and unit.restarts == 0, "joined the other nodes of its replica"
 
     def core_gone(self, pattern: str, seen: set[str]) -> bool:
         """Return whether the working process was there before and is not now."""

@@ -176,6 +176,7 @@ class Run:
             "address": spec["address"],
             "port": spec["port"],
             "served_name": spec["served_name"],
+            "headless": bool(spec.get("headless", False)),
             "gpus": spec["gpus"],
             "model_path": spec["model_path"],
             "manifest_path": manifest_path,

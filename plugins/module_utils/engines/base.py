@@ -148,7 +148,10 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Spec:
-    """Everything that follows from the plans for one replica."""
+    """Everything that follows from the plans for one replica.
+
+    ``headless``: its part of a replica over several nodes that answers no requests itself.
+    """
 
     kind: str
     version: str
@@ -176,7 +179,7 @@ class Spec:
     metrics: Metrics
     start_timeout_s: int
     cache_dir: str
-    notes: tuple[str, ...] = ()
+    headless: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the Spec as plain JSON values."""
@@ -265,6 +268,7 @@ class Adapter(ABC):
             metrics=self.metrics(),
             start_timeout_s=context.start_timeout_s or start_timeout(replica),
             cache_dir=cache,
+            headless=bool((replica.get("multi_node") or {}).get("headless", False)),
         )
 
     def secrets(self) -> tuple[str, ...]:
@@ -336,6 +340,13 @@ def container_arguments(context: Context, name: str) -> dict[str, Any]:
         "ulimits": [f"nofile:{nofile}:{nofile}"],
         "stop_timeout": round(context.times["container_stop_s"]),
         "user": context.user,
+        "network_mode": "host",
+        "init": True,
+        # The unit restarts it, not Docker: a previous release must never come back by itself.
+        "restart_policy": "no",
+        "cap_drop": ["ALL"],
+        "security_opts": ["no-new-privileges:true"],
+        "log_driver": "json-file",
         "log_options": {"max-size": context.log_size, "max-file": str(context.log_files)},
         "labels": {
             "metalserve.replica": name,

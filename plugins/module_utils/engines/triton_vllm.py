@@ -34,6 +34,8 @@ FRONTEND = "/opt/tritonserver/python/openai/openai_frontend/main.py"
 SERVER_ONLY = (
     "shutdown_timeout",
     "sse_keep_alive_interval",
+    "disable_access_log_for_endpoints",
+    "disable_uvicorn_access_log",
     "enable_server_load_tracking",
     "chat_template",
     "tool_call_parser",

@@ -45,6 +45,7 @@ QUIRKS: Mapping[str, Quirk] = {
     "max_num_queued_reqs": Quirk((0, 29), None, "the gateway's queue limit (metalserve_pools.<pool>.queue)"),
     "max_num_queued_tokens": Quirk((0, 29), None, "the gateway's queue limit (metalserve_pools.<pool>.queue)"),
     "shutdown_timeout": Quirk((0, 18), None, "a drain at the gateway before the stop"),
+    "disable_access_log_for_endpoints": Quirk((0, 26), None, "disable_uvicorn_access_log"),
     "sse_keep_alive_interval": Quirk((0, 32), None, "the gateway's read timeout"),
     "max_num_partial_prefills": Quirk(None, (0, 26), "separate pools by prompt length"),
     "max_long_partial_prefills": Quirk(None, (0, 26), "separate pools by prompt length"),
@@ -61,7 +62,8 @@ NOT_OPTIONS: Mapping[str, str] = {
     "max_num_batches": "max_num_seqs",
 }
 
-OWNED = ("model", "host", "port", "served_model_name", "api_key", "config", "uds", "headless")
+MULTI_NODE = ("nnodes", "node_rank", "master_addr", "master_port", "headless")
+OWNED = ("model", "host", "port", "served_model_name", "api_key", "config", "uds", *MULTI_NODE)
 """What the bundle sets itself; a pool may not set it, or nothing would find the engine."""
 
 
@@ -82,12 +84,21 @@ class Vllm(Adapter):
             Option("host", context.replica["address"], "the private address, behind the firewall's set of gateways"),
             Option("port", context.replica["port"], "one port per replica of the node"),
         ]
+        if "disable_access_log_for_endpoints" not in chosen and self._has("disable_access_log_for_endpoints", version):
+            quiet = "/health,/metrics,/v1/models"
+            why = "probes and scrapes would be most of the log"
+            found.append(Option("disable-access-log-for-endpoints", quiet, why))
         for which, word in (("tensor", "layer"), ("pipeline", "stage"), ("data", "rank")):
             size = context.parallel(which)
             chosen.pop(f"{which}_parallel_size", None)
             if size > 1:
                 why = reason(context, f"parallel.{which}", f"GPUs that share each {word}")
                 found.append(Option(f"{which}-parallel-size", size, why))
+        group = context.replica.get("multi_node") or {}
+        for name in MULTI_NODE:
+            if group.get(name) is not None and group[name] is not False:
+                why = f"one replica over the nodes {', '.join(group.get('hosts', []))}"
+                found.append(Option(name.replace("_", "-"), group[name], why))
         found += [
             Option(name.replace("_", "-"), value, reason(context, name, "planned, see the release's plan"))
             for name, value in sorted(chosen.items())

@@ -45,6 +45,7 @@ def test_configuration_has_the_plan_and_says_why() -> None:
         "served-model-name": ["m-public"],
         "host": "10.0.0.11",
         "port": 8100,
+        "disable-access-log-for-endpoints": "/health,/metrics,/v1/models",
         "max-model-len": 32768,
         "max-num-batched-tokens": 6144,
         "max-num-seqs": 256,
@@ -156,6 +157,25 @@ def test_parallelism_from_the_pool_and_settings_win() -> None:
     )
 
 
+def test_replica_over_several_nodes() -> None:
+    group = {
+        "nnodes": 2,
+        "node_rank": 1,
+        "master_addr": "10.0.0.11",
+        "master_port": 28100,
+        "headless": True,
+        "hosts": ["a", "b"],
+    }
+    found = spec(multi_node=group)
+    expected = {"nnodes": 2, "node-rank": 1, "master-addr": "10.0.0.11", "master-port": 28100, "headless": True}
+    assert {key: options(found)[key] for key in expected} == expected
+    assert found.headless
+    head = spec(multi_node={**group, "node_rank": 0, "headless": False})
+    assert options(head)["node-rank"] == 0
+    assert "headless" not in options(head)
+    assert not head.headless
+
+
 # -- the container ------------------------------------------------------------------------------------------------
 
 
@@ -166,6 +186,10 @@ def test_container_has_the_limits_of_the_plan() -> None:
     assert container["cpuset_cpus"] == "0-15"
     assert container["cpuset_mems"] == "0"
     assert container["stop_timeout"] == 330
+    assert container["init"] is True
+    assert container["restart_policy"] == "no"
+    assert container["cap_drop"] == ["ALL"]
+    assert container["network_mode"] == "host"
     assert container["log_options"] == {"max-size": "100m", "max-file": "5"}
     assert "nofile:1048576:1048576" in container["ulimits"]
     assert "memlock:-1:-1" in container["ulimits"]
