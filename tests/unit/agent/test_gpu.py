@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from .helpers import MIB, SOURCE, h200, nvml_folder, scrape, state
+from ansible_collections.metal.serve.plugins.module_utils.telemetry.metrics import parse_scrape
+
+from .helpers import FIXTURES, MIB, SOURCE, h200, nvml_folder, scrape, state
 
 UUID = {"gpu": "0", "uuid": str(h200()["uuid"])}
 
@@ -41,6 +43,13 @@ def test_an_h200_reads_as_nvidia_smi_says(tmp_path: Path) -> None:
     assert value("metalserve_gpu_info", name="NVIDIA H200", bus_id="0000:00:06", driver="580.159.04") == 1
     assert found.select("metalserve_gpus")[0].value == 1
     assert found.select("metalserve_expected_gpus")[0].value == 8
+
+
+def test_the_stand_in_says_what_a_real_h200_said(tmp_path: Path) -> None:
+    text = (FIXTURES / "metrics" / "agent-h200-580.159.04.prom").read_text(encoding="utf-8")
+    real, found = parse_scrape(text), scrape(tmp_path, state(h200()))
+    assert found.names() == real.names()
+    assert {(s.name, *sorted(s.labels)) for s in found.samples} == {(s.name, *sorted(s.labels)) for s in real.samples}
 
 
 def test_what_a_card_does_not_have_is_no_sample_and_no_error(tmp_path: Path) -> None:

@@ -88,7 +88,13 @@ def test_start_up_of_vllm_on_an_h200(name: str, load: float, init: float) -> Non
             ],
             StartUp(9.5, int(7.2 * 1024**3)),
         ),
-        (["INFO Loading weights took 1.52 seconds"], StartUp(1.52)),
+        (
+            [
+                "(Worker pid=42) INFO 11-30 16:56:27 [default_loader.py:501] Loading weights took 1.33 seconds",
+                "(EngineCore pid=29) INFO [core.py:402] init engine (profile, create kv cache, warmup model) took 2.36 s",
+            ],
+            StartUp(1.33, None, 2.36),
+        ),
         (
             ["Load weight end. elapsed=3.21 s, type=Llama, avail mem=60.00 GB, mem usage=14.3 GB."],
             StartUp(3.21, int(14.3 * 1024**3)),
