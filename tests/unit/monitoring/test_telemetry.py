@@ -91,7 +91,7 @@ def test_start_up_of_vllm_on_an_h200(name: str, load: float, init: float) -> Non
         (
             [
                 "(Worker pid=42) INFO 11-30 16:56:27 [default_loader.py:501] Loading weights took 1.33 seconds",
-                "(EngineCore pid=29) INFO [core.py:402] init engine (profile, create kv cache, warmup model) took 2.36 s",
+                "INFO [core.py:402] init engine (profile, create kv cache, warmup model) took 2.36 s",
             ],
             StartUp(1.33, None, 2.36),
         ),
