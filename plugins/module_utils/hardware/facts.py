@@ -1051,7 +1051,7 @@ class HostFacts:
     masked: Optional[bool] = field(
         default=None,
         metadata=says(
-            "whether names and addresses are stand-ins (hashes over texts then differ); None where a snapshot does not say"
+            "whether names and addresses are stand-ins (hashes of texts then differ); None where it is not said"
         ),
     )
     probes: dict[str, ProbeState] = field(default_factory=dict, metadata=says("state of every probe by name"))
