@@ -43,7 +43,7 @@ PACKAGES = [
     "udev",
 ]
 # Fetched while the disk is built and installed by the role in the machine: an emulated network is slow.
-FETCHED = ["docker.io", "python3-requests"]
+FETCHED = ["apparmor", "docker.io", "python3-requests"]
 TIMERS = ["apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "fstrim.timer"]
 DISK_SIZE = "8G"
 MEMORY_MIB = 2048
@@ -56,7 +56,25 @@ INITRAMFS_MODULES = "virtio_pci\nvirtio_blk\next4\n"
 NETWORK = "[Match]\nName=en* eth*\n[Network]\nDHCP=ipv4\n"
 KERNEL_LINE = "root=/dev/vda rw console=ttyS0 mitigations=off net.ifnames=0"
 
-# What no reader of the Debian policy expects on a machine is left out: this is a server image, without documentation.
+# A server image, without documentation.
+SSH_CONFIG = """\
+Host node-metal
+  HostName 127.0.0.1
+  Port {port}
+  User root
+  IdentityFile {key}
+  IdentitiesOnly yes
+  StrictHostKeyChecking no
+  UserKnownHostsFile /dev/null
+  LogLevel ERROR
+  ConnectTimeout 60
+  ServerAliveInterval 60
+  ServerAliveCountMax 10
+  ControlMaster auto
+  ControlPersist 60
+  ControlPath /tmp/metalserve-%C
+"""
+
 DPKG_OPTIONS = ["force-unsafe-io", "path-exclude=/usr/share/man/*", "path-exclude=/usr/share/doc/*"]
 
 
@@ -262,6 +280,7 @@ def start(cache: Path, run: Path) -> dict[str, object]:
     command += ["-serial", f"file:{run / 'console.log'}", "-pidfile", str(run / "qemu.pid"), "-daemonize"]
     subprocess.run(command, check=True)
     (run / "port").write_text(f"{port}\n")
+    (run / "ssh_config").write_text(SSH_CONFIG.format(port=port, key=ssh_key(cache)))
     while not answers(port):
         if not running(run) or time.monotonic() - began > BOOT_SECONDS:
             print("\n".join(console_tail(run)), file=sys.stderr)

@@ -62,6 +62,10 @@ serving:
   returned: always
   type: list
   elements: str
+apparmor:
+  description: Whether the kernel confines containers with AppArmor, so that Docker needs apparmor_parser.
+  returned: always
+  type: bool
 nofile:
   description: Soft limit of open files of the running daemon, or 0.
   returned: always
@@ -124,6 +128,7 @@ def main() -> None:
         min_api_version=min_api,
         can_validate=program is not None and "--validate" in host.command([program, "--help"], both=True).text,
         serving=docker_state.serving_containers(listing) if isinstance(listing, list) else [],
+        apparmor=host.file("/sys/module/apparmor/parameters/enabled").text.strip() == "Y",
         nofile=nofile,
         command=command,
     )
