@@ -7,6 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
+from ansible.errors import AnsibleFilterError
+
+from ansible_collections.metal.serve.plugins.module_utils.runtime.docker_version import cdi_method
 from ansible_collections.metal.serve.plugins.module_utils.telemetry import contract as _contract
 from ansible_collections.metal.serve.plugins.module_utils.telemetry import targets as _targets
 
@@ -45,6 +48,17 @@ def agent_settings(
     return _targets.agent_settings(plans, host, known, **settings)
 
 
+def all_gpus_options(docker_version: str) -> str:
+    """Return the ``docker run`` options that give a container all GPUs through CDI, as this Docker takes them."""
+    try:
+        method = cdi_method(docker_version)
+    except ValueError as error:
+        raise AnsibleFilterError(str(error)) from None
+    if method == "runtime":
+        return "--runtime=nvidia --env=NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=all"
+    return "--device=nvidia.com/gpu=all --env=NVIDIA_VISIBLE_DEVICES=void"
+
+
 def known_since(metric: str, version: str) -> bool:
     """Return whether an engine of ``version`` exports ``metric``; True where no version is said."""
     return not version or _contract.known_since(metric, version)
@@ -60,4 +74,5 @@ class FilterModule:
             "expected": expected,
             "agent_settings": agent_settings,
             "known_since": known_since,
+            "all_gpus_options": all_gpus_options,
         }
