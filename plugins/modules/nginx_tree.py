@@ -41,6 +41,13 @@ options:
     description: Files of this machine that become part of the tree (0600), name below the tree to absolute path.
     type: dict
     default: {}
+  trials:
+    description:
+      - Files of the tree that are a whole configuration each, which loads what C(nginx -t) does not look at, and ends
+        within 10 seconds.
+    type: list
+    elements: str
+    default: []
   made_before:
     description: Files that earlier tasks make; a check names those that are missing.
     type: list
@@ -154,7 +161,10 @@ def read_copied(module: AnsibleModule) -> tuple[dict[str, bytes], list[str]]:
 def diff_of(root: str, tree: nginx.Tree, missing: list[str]) -> tuple[list[str], list[dict[str, str]]]:
     """Return the files that differ and their differences, named as they will lie on the machine."""
     before = {f"{nginx.FOLDER}/current/{name}": value for name, value in nginx.read_current(root).items()}
-    after = {f"{nginx.FOLDER}/current/{name}": (tree.content(name), tree.mode(name)) for name in tree.files}
+    after = {
+        f"{nginx.FOLDER}/current/{name}": (tree.content(name, tree.folder(root)), tree.mode(name))
+        for name in tree.files
+    }
     old_main = nginx.read_main(root)
     if old_main is not None:
         before[nginx.MAIN] = (old_main, nginx.PLAIN_MODE)
@@ -202,10 +212,16 @@ def diff_of(root: str, tree: nginx.Tree, missing: list[str]) -> tuple[list[str],
 
 
 def judge(module: AnsibleModule, root: str, staged: str, tree: nginx.Tree) -> None:
-    """Fail with nginx's own words unless it accepts the staged tree."""
-    command = [module.params["nginx"], "-t", "-c", os.path.join(staged, nginx.MAIN)]
-    code, out, err = module.run_command(command, environ_update={"LC_ALL": "C"})
-    if code != 0:
+    """Fail with nginx's own words unless it accepts the staged tree and its trials."""
+    program = module.params["nginx"]
+    commands = [[program, "-t", "-c", os.path.join(staged, nginx.MAIN)]]
+    for trial in module.params["trials"]:
+        path = os.path.join(staged, nginx.FOLDER, "current", trial)
+        commands.append(["timeout", "10", program, "-c", path])
+    for command in commands:
+        code, out, err = module.run_command(command, environ_update={"LC_ALL": "C"})
+        if code == 0:
+            continue
         shutil.rmtree(staged, ignore_errors=True)
         reason = nginx.explain(err + out, staged, root, tree)
         module.fail_json(msg=f"nginx refuses the new configuration; nothing was changed: {reason}", rc=code)
@@ -267,6 +283,7 @@ def main() -> None:
             "files": {"type": "dict", "required": True},
             "secret_files": {"type": "dict", "default": {}, "no_log": True},
             "copied_files": {"type": "dict", "default": {}},
+            "trials": {"type": "list", "elements": "str", "default": []},
             "made_before": {"type": "list", "elements": "path", "default": []},
             "status_url": {"type": "str", "required": True},
             "nginx": {"type": "path", "default": "/usr/sbin/nginx"},
@@ -316,7 +333,7 @@ def apply(module: AnsibleModule, root: str, tree: nginx.Tree, result: dict[str, 
         staged = nginx.stage(root, tree)
         try:
             judge(module, root, staged, tree)
-            nginx.swap(root, staged, tree)
+            nginx.swap(root, tree)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
     if is_active(module) and (stale or result["running"] != tree.identity):

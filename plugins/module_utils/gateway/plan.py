@@ -29,6 +29,29 @@ CONNECTIONS_STEP = 1024
 MAX_BODY_IN_MEMORY = 16 * 1024 * 1024
 """Largest request body that is kept in memory; longer ones go to a temporary file, 0600 and removed at once."""
 
+PROBES: dict[str, dict[str, Any]] = {
+    "vllm": {
+        "health_path": "/health",
+        "health_503_is_death": True,
+        "metrics_path": "/metrics",
+        "progress_metric": "vllm:iteration_tokens_total_count",
+    },
+    "sglang": {
+        "health_path": "/ping",
+        "health_503_is_death": False,
+        "metrics_path": "/metrics",
+        "progress_metric": "sglang:generation_tokens_total",
+    },
+    "triton_vllm": {
+        "health_path": "/health/ready",
+        "health_503_is_death": False,
+        "metrics_path": "/metrics",
+        "progress_metric": "vllm:generation_tokens_total",
+    },
+}
+"""How the Lua gateway asks an engine whether it lives and steps. vLLM's /health is 503 only once its engine is dead;
+SGLang's /health generates a token and says 503 under a long prefill, so its /ping is asked, and any answer is life."""
+
 POOL_NAME = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9_-]{0,62}\Z")
 ADDRESS = re.compile(r"\A[A-Za-z0-9.:_-]+\Z")
 MODEL_NAME = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._/@:+-]{0,255}\Z")
@@ -84,8 +107,11 @@ def upstream_servers(replicas: Sequence[Mapping[str, Any]], drained: Sequence[st
     live = sum(name not in drained for name in names)
     return [
         {
+            "id": name,
             "replica": str(replica["replica"]),
             "host": str(replica["host"]),
+            "address": str(replica["address"]),
+            "port": int(replica["port"]),
             "server": host_port(str(replica["address"]), int(replica["port"])),
             "max_fails": PASSIVE_MAX_FAILS if live > 1 else 0,
             "down": name in drained,
@@ -166,6 +192,10 @@ def gateway_plan(
                 "send_s": _seconds(times, "gateway_send_s"),
                 "read_s": _seconds(times, "gateway_read_s"),
                 "body_limit_bytes": int(pool["body_limit_bytes"]),
+                "wedged_after_s": _seconds(times, "wedged_after_s"),
+                "probe_interval_ms": _milliseconds(times, "probe_interval_s"),
+                "probe_timeout_ms": _milliseconds(times, "probe_timeout_s"),
+                **PROBES.get(str(pool["engine"]), PROBES["vllm"]),
                 "max_in_flight": max(1, math.ceil(int(pool["admission"]["max_in_flight"]) / max(1, gateways))),
             }
         )
@@ -191,6 +221,7 @@ def gateway_plan(
         "body_buffer_bytes": min(body_limit, MAX_BODY_IN_MEMORY),
         "fail_timeout_s": FAIL_TIMEOUT_S,
         "client_keepalive_s": max(_seconds(pool["times"], "client_keepalive_s") for pool in pools),
+        "probe_interval_ms": min(pool["probe_interval_ms"] for pool in planned),
         "worker_connections": connections,
         # One descriptor a connection, and as much again for body files, logs and sockets that a reload inherits.
         "worker_rlimit_nofile": 2 * connections,
@@ -200,8 +231,8 @@ def gateway_plan(
     }
 
 
-def client_keys(entries: Any, hashed: bool) -> list[dict[str, str]]:
-    """Return the checked entries of metalserve_api_keys as ``{name, pattern}`` or, with ``hashed``, ``{name, sha256}``.
+def client_keys(entries: Any, hashed: bool) -> list[dict[str, Any]]:
+    """Return metalserve_api_keys, checked, as ``{name, pattern}`` or, with ``hashed``, ``{name, sha256, vip}``.
 
     ``pattern`` is a case-sensitive regular expression for the whole Authorization header (nginx compares plain map
     entries without case, which would weaken a key). Raises GatewayError; no message repeats a key.
@@ -210,7 +241,7 @@ def client_keys(entries: Any, hashed: bool) -> list[dict[str, str]]:
         raise GatewayError(
             "metalserve_api_keys is empty: nobody could use the gateway; give at least one {name, key} from a vault."
         )
-    result: list[dict[str, str]] = []
+    result: list[dict[str, Any]] = []
     seen: set[str] = set()
     for position, entry in enumerate(entries):
         where = f"metalserve_api_keys[{position}]"
@@ -230,7 +261,7 @@ def client_keys(entries: Any, hashed: bool) -> list[dict[str, str]]:
         if digest and not SHA256.match(digest):
             raise GatewayError(f"{where} ({name}): sha256 must be 64 hexadecimal digits.")
         if hashed:
-            result.append({"name": name, "sha256": digest or sha256_text(key)})
+            result.append({"name": name, "sha256": digest or sha256_text(key), "vip": bool(entry.get("vip"))})
         elif digest:
             raise GatewayError(
                 f"{where} ({name}): gateway_mode plain compares clear keys and cannot use sha256; give key, or set "
@@ -288,6 +319,12 @@ def _seconds(times: Mapping[str, Any], name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
         raise GatewayError(f"times.{name} of a pool plan is {value!r}; it must be a number of seconds above 0.")
     return math.ceil(value)
+
+
+def _milliseconds(times: Mapping[str, Any], name: str) -> int:
+    """Return a time of the chain in whole milliseconds. Raises GatewayError when it is missing."""
+    _seconds(times, name)
+    return round(float(times[name]) * 1000)
 
 
 def _round_up(value: int, step: int) -> int:

@@ -28,6 +28,10 @@ MAIN = "nginx.conf"
 PLACEHOLDER = "@metalserve_release@"
 """Stands for the tree's identity in the files; the running nginx answers with it, so that a reload can be proven."""
 
+FOLDER_PLACEHOLDER = "@metalserve_tree@"
+"""Stands for the absolute folder of the files, for what nginx does not resolve itself (Lua). A private copy names
+itself, so that it is the new code that is tested."""
+
 RELATIVE = re.compile(r"\A[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*\Z")
 PLAIN_MODE = 0o644
 SECRET_MODE = 0o600
@@ -76,10 +80,17 @@ class Tree:
         """Return the permission bits of a file: secrets are for root alone."""
         return SECRET_MODE if self.is_private(name) else PLAIN_MODE
 
-    def content(self, name: str) -> bytes:
-        """Return the bytes of a file with the tree's identity filled in (never in a private one)."""
+    def folder(self, root: str) -> str:
+        """Return where the files lie once they are current."""
+        return os.path.join(root, FOLDER, "releases", self.release)
+
+    def content(self, name: str, folder: str) -> bytes:
+        """Return the bytes of a file for ``folder``, with identity and folder filled in (never in a private one)."""
         data = self.files[name]
-        return data if self.is_private(name) else data.replace(PLACEHOLDER.encode(), self.identity.encode())
+        if self.is_private(name):
+            return data
+        data = data.replace(PLACEHOLDER.encode(), self.identity.encode())
+        return data.replace(FOLDER_PLACEHOLDER.encode(), folder.encode())
 
 
 def check_names(names: list[str]) -> None:
@@ -116,7 +127,8 @@ def is_current(root: str, tree: Tree) -> bool:
     """Return whether the disk holds exactly ``tree``: same link, names, contents and modes, nothing else."""
     if current_release(root) != tree.release or read_main(root) != tree.main:
         return False
-    wanted = {name: (tree.content(name), tree.mode(name)) for name in tree.files}
+    folder = tree.folder(root)
+    wanted = {name: (tree.content(name, folder), tree.mode(name)) for name in tree.files}
     return read_current(root) == wanted
 
 
@@ -125,28 +137,30 @@ def stage(root: str, tree: Tree) -> str:
     folder = tempfile.mkdtemp(prefix=".metalserve-", dir=root)
     try:
         _write(os.path.join(folder, MAIN), tree.main, PLAIN_MODE)
-        for name in tree.files:
-            _write(os.path.join(folder, FOLDER, "current", name), tree.content(name), tree.mode(name))
+        _write_files(os.path.join(folder, FOLDER, "current"), tree, os.path.join(folder, FOLDER, "current"))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return folder
 
 
-def swap(root: str, staged: str, tree: Tree) -> None:
-    """Make a staged and tested tree the current one. A crash between two steps is repaired by the next run.
+def swap(root: str, tree: Tree) -> None:
+    """Make a tested tree the current one. A crash between two steps is repaired by the next run.
 
     The order matters: the new files first, then the link (one rename), then the main file (one rename).
     """
     releases = os.path.join(root, FOLDER, "releases")
     os.makedirs(releases, mode=0o755, exist_ok=True)
-    target = os.path.join(releases, tree.release)
+    target = tree.folder(root)
+    fresh = tempfile.mkdtemp(prefix=".new-", dir=releases)
+    os.chmod(fresh, 0o755)
+    _write_files(fresh, tree, target)
     broken = None
     if os.path.lexists(target):
         # The same hash with other content: somebody edited it in place.
         broken = tempfile.mkdtemp(prefix=".edited-", dir=releases)
         os.rename(target, os.path.join(broken, tree.release))
-    os.rename(os.path.join(staged, FOLDER, "current"), target)
+    os.rename(fresh, target)
     point_at(root, tree.release)
     if read_main(root) != tree.main:
         write_main(root, tree.main)
@@ -177,7 +191,7 @@ def prune(root: str, keep: int) -> None:
     current = current_release(root)
     others = []
     for entry in os.scandir(releases):
-        if entry.name.startswith(".edited-"):
+        if entry.name.startswith("."):
             shutil.rmtree(entry.path, ignore_errors=True)
         elif entry.name != current:
             others.append((entry.stat().st_mtime, entry.path))
@@ -187,9 +201,11 @@ def prune(root: str, keep: int) -> None:
 
 def explain(output: str, staged: str, root: str, tree: Tree) -> str:
     """Return nginx's own error line with the final path, and the line it points at unless that file is secret."""
-    lines = [line.strip() for line in output.splitlines() if "[emerg]" in line or "[crit]" in line]
+    # What a Lua file is refused for stands on the line after.
+    output = re.sub(r":\n\s+", ": ", output)
+    lines = [line.strip() for line in output.splitlines() if re.search(r"\[(emerg|crit|alert|error)\]", line)]
     line = lines[0] if lines else (output.strip().splitlines() or ["nginx -t said nothing"])[-1]
-    line = re.sub(r"\A.*?(?=\[(?:emerg|crit)\])", "", line).replace("nginx: ", "", 1)
+    line = re.sub(r"\A.*?(?=\[(?:emerg|crit|alert|error)\])", "", line).replace("nginx: ", "", 1)
     line = re.sub(r"\] \d+#\d+: ", "] ", line).replace(staged, root.rstrip("/"))
     match = re.search(rf"{re.escape(root.rstrip('/'))}/{FOLDER}/current/(\S+):(\d+)\Z", line)
     if match is None:
@@ -200,8 +216,14 @@ def explain(output: str, staged: str, root: str, tree: Tree) -> str:
         return f"[emerg] a line that nginx does not accept in {name}:{number}, a file with secrets"
     if name not in tree.files:
         return line
-    text = tree.content(name).decode("utf-8", "replace").splitlines()
+    text = tree.content(name, tree.folder(root)).decode("utf-8", "replace").splitlines()
     return f"{line}: {text[number - 1].strip()}" if 0 < number <= len(text) else line
+
+
+def _write_files(base: str, tree: Tree, folder: str) -> None:
+    """Write all files of a tree below ``base`` as they are to be in ``folder``."""
+    for name in tree.files:
+        _write(os.path.join(base, name), tree.content(name, folder), tree.mode(name))
 
 
 def _read_folder(base: str) -> dict[str, tuple[bytes, int]]:

@@ -34,6 +34,9 @@ TIMES = {
     "gateway_send_s": 30,
     "gateway_read_s": 60,
     "longest_silent_prefill_s": 9,
+    "wedged_after_s": 14,
+    "probe_interval_s": 1.25,
+    "probe_timeout_s": 1.0,
 }
 
 
@@ -131,7 +134,8 @@ class Gateway:
     def log(self) -> list[dict[str, Any]]:
         """Return the rows of the access log."""
         text = (self.folder / "log" / "gateway-access.log").read_text(encoding="utf-8")
-        return [json.loads(line) for line in text.splitlines()]
+        # The last line may be half written.
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def row(self, request_id: str) -> dict[str, Any]:
         """Return the row of one request; it is written a moment after the answer."""

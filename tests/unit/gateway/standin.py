@@ -52,6 +52,9 @@ class Engine(BaseHTTPRequestHandler):
         if status != 200:
             self._json(status, {"error": {"message": f"engine says {status}", "code": status}})
             return
+        if "sse_error" in orders:
+            self._refuse_in_stream()
+            return
         if asked.get("stream"):
             self._stream(int(orders.get("tokens", 8)), float(orders.get("gap", 0.02)), "cut" in prompt.split())
             return
@@ -102,6 +105,15 @@ class Engine(BaseHTTPRequestHandler):
             return
         self._chunk(b"data: [DONE]\n\n")
         self._chunk(b"")
+
+    def _refuse_in_stream(self) -> None:
+        """Refuse as vLLM does when a burst of streams finds it full: a 200 whose first event is an error."""
+        data = b'data: {"error":{"message":"queue is full","code":503}}\n\ndata: [DONE]\n\n'
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
 
     def handle(self) -> None:
         """Serve a connection; one that the other side gave up is no fault."""

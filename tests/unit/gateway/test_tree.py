@@ -149,6 +149,30 @@ def test_what_nginx_refuses_changes_nothing_and_its_line_is_told(machine: Machin
     assert machine.reloads() == 0
 
 
+def test_a_trial_that_fails_refuses_the_tree(machine: Machine) -> None:
+    trial = "daemon off;\nmaster_process off;\nevents {}\nhttp { include missing.conf; }\n"
+    said = machine.run(files={"http.conf": HTTP, "lua/trial.conf": trial}, trials=["lua/trial.conf"])
+    assert said["failed"]
+    assert "missing.conf" in said["msg"]
+    assert not machine.snapshot()
+
+
+def test_what_lua_says_on_two_lines_is_told_on_one() -> None:
+    output = "nginx: [error] init_by_lua error: error loading module 'x' from file '/a/b.lua':\n\t/a/b.lua:1: odd\n"
+    said = nginx.explain(output, "/a", "/etc/nginx", Tree(b"", {}))
+    assert said == (
+        "[error] init_by_lua error: error loading module 'x' from file '/etc/nginx/b.lua': /etc/nginx/b.lua:1: odd"
+    )
+
+
+def test_code_is_told_where_it_lies(machine: Machine) -> None:
+    files = {"http.conf": HTTP, "lua/code.conf": "# @metalserve_tree@\n"}
+    said = machine.run(files=files)
+    folder = machine.root / "metalserve" / "releases" / said["release"]
+    assert (folder / "lua" / "code.conf").read_text() == f"# {folder}\n"
+    assert not machine.run(files=files)["changed"]
+
+
 def test_a_refused_secret_is_not_repeated(machine: Machine) -> None:
     said = machine.run(secret_files={"keys.conf": "very-secret-key another;\n"})
     assert said["failed"]

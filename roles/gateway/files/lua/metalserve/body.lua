@@ -1,0 +1,117 @@
+-- Copyright: the Metalserve authors
+-- SPDX-License-Identifier: Apache-2.0
+-- What routing needs to know of a request's body, without decoding it: top-level keys and about how many tokens.
+
+local ffi = require "ffi"
+
+local _M = {}
+
+local QUOTE, BACKSLASH, OPEN, CLOSE, OPEN_LIST, CLOSE_LIST, COLON = 34, 92, 123, 125, 91, 93, 58
+local WANTED = {model = true, max_tokens = true, max_completion_tokens = true}
+
+-- Return the position after the string that begins at position, or n + 1 where it does not end.
+local function after_string(bytes, position, n)
+    position = position + 1
+    while position < n do
+        local byte = bytes[position]
+        if byte == QUOTE then
+            return position + 1
+        elseif byte == BACKSLASH then
+            position = position + 2
+        else
+            position = position + 1
+        end
+    end
+    return n + 1
+end
+
+-- Return the wanted top-level keys of a JSON object: model as text, the others as numbers. Nested keys do not count, and
+-- text that is no JSON gives an empty table: the engine will say what is wrong with it.
+function _M.keys(body)
+    local found, n = {}, #body
+    local bytes = ffi.cast("const uint8_t *", body)
+    local depth, position = 0, 0
+    while position < n do
+        local byte = bytes[position]
+        if byte == QUOTE then
+            local stop = after_string(bytes, position, n)
+            if depth == 1 and stop <= n then
+                local next_one = stop
+                while next_one < n and bytes[next_one] <= 32 do
+                    next_one = next_one + 1
+                end
+                if next_one < n and bytes[next_one] == COLON and stop - position < 24 then
+                    local key = body:sub(position + 2, stop - 1)
+                    if WANTED[key] then
+                        local tail = body:sub(next_one + 2, next_one + 300)
+                        found[key] = key == "model" and tail:match('^%s*"([^"\\]*)"')
+                            or tonumber(tail:match("^%s*(%d+)%s*[,}]"))
+                    end
+                end
+            end
+            position = stop
+        else
+            if byte == OPEN or byte == OPEN_LIST then
+                depth = depth + 1
+            elseif byte == CLOSE or byte == CLOSE_LIST then
+                depth = depth - 1
+                if depth <= 0 then
+                    break
+                end
+            end
+            position = position + 1
+        end
+    end
+    return found
+end
+
+local WINDOWS, WINDOW = 16, 512
+-- Text with less white space than this is no language: base64 and the like take many more tokens.
+local SPARSE = 0.02
+
+-- Return about how many tokens a body is, from the kinds of its bytes: letters, digits, punctuation, bytes above 127
+-- (UTF-8) and \uXXXX escapes have each their own number of bytes per token. Long bodies are sampled evenly. Measured with
+-- real tokenizers, see docs/gateway.md.
+function _M.tokens(body, per_token)
+    local n = #body
+    local bytes = ffi.cast("const uint8_t *", body)
+    local letters, digits, punctuation, space, high, escaped = 0, 0, 0, 0, 0, 0
+    local windows = n > WINDOWS * WINDOW and WINDOWS or 1
+    local size = windows == 1 and n or WINDOW
+    for window = 0, windows - 1 do
+        local first = windows == 1 and 0 or math.floor(window * (n - size) / (windows - 1))
+        local position, last = first, first + size
+        while position < last do
+            local byte = bytes[position]
+            if byte == BACKSLASH and position + 1 < n and bytes[position + 1] == 117 then
+                escaped = escaped + 6
+                position = position + 6
+            else
+                if byte > 127 then
+                    high = high + 1
+                elseif byte <= 32 then
+                    space = space + 1
+                elseif byte >= 48 and byte <= 57 then
+                    digits = digits + 1
+                elseif (byte >= 65 and byte <= 90) or (byte >= 97 and byte <= 122) then
+                    letters = letters + 1
+                else
+                    punctuation = punctuation + 1
+                end
+                position = position + 1
+            end
+        end
+    end
+    local ascii = letters + digits + punctuation + space
+    local seen = ascii + high + escaped
+    if seen == 0 then
+        return 0
+    end
+    local dense = ascii > seen / 2 and space < SPARSE * ascii
+    local tokens = (letters + space) / (dense and per_token.dense or per_token.letters)
+        + digits / per_token.digits + punctuation / per_token.punctuation
+        + high / per_token.utf8 + escaped / per_token.escaped
+    return math.ceil(n * tokens / seen)
+end
+
+return _M

@@ -1,0 +1,57 @@
+-- Copyright: the Metalserve authors
+-- SPDX-License-Identifier: Apache-2.0
+-- The plan and the keys, read once by the master before it forks its workers.
+
+local cjson = require "cjson.safe"
+
+local _M = {pools = {}, by_name = {}, models = {}, replicas = {}, keys = {}, engine_token = ""}
+
+local function read(path)
+    local file, err = io.open(path, "rb")
+    if not file then
+        error("metalserve: " .. err)
+    end
+    local text = file:read("*a")
+    file:close()
+    local value, why = cjson.decode(text)
+    if not value then
+        error("metalserve: " .. path .. ": " .. why)
+    end
+    return value
+end
+
+-- Fill the tables from plan.json and keys.json in folder. Raises an error, which nginx -t shows.
+function _M.load(folder)
+    local plan = read(folder .. "/plan.json")
+    local secrets = read(folder .. "/keys.json")
+    _M.pools, _M.by_name, _M.models, _M.replicas, _M.keys = {}, {}, {}, {}, {}
+    _M.settings = plan.settings
+    _M.default_model = plan.pools[1].served_name
+    for position, pool in ipairs(plan.pools) do
+        pool.position = position
+        _M.pools[position] = pool
+        _M.by_name[pool.name] = pool
+        local same = _M.models[pool.served_name] or {}
+        _M.models[pool.served_name] = same
+        same[#same + 1] = pool
+        for _, replica in ipairs(pool.servers) do
+            replica.pool = pool
+            _M.replicas[replica.id] = replica
+        end
+    end
+    for _, same in pairs(_M.models) do
+        table.sort(same, function(a, b)
+            if a.max_model_len ~= b.max_model_len then
+                return a.max_model_len < b.max_model_len
+            end
+            return a.position < b.position
+        end)
+    end
+    for _, entry in ipairs(secrets.clients) do
+        _M.keys[entry.sha256] = entry
+        _M.has_vip = _M.has_vip or entry.vip
+    end
+    _M.engine_token = secrets.engine_token
+end
+
+return _M

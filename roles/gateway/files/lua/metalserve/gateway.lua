@@ -1,0 +1,278 @@
+-- Copyright: the Metalserve authors
+-- SPDX-License-Identifier: Apache-2.0
+-- One request from key to answer: who asks, which pool, is there room, which replica.
+
+local ffi = require "ffi"
+local balancer = require "ngx.balancer"
+local cjson = require "cjson.safe"
+local body = require "metalserve.body"
+local config = require "metalserve.config"
+local state = require "metalserve.state"
+
+ffi.cdef [[
+unsigned char *SHA256(const unsigned char *d, size_t n, unsigned char *md);
+]]
+
+local _M = {}
+
+local digest = ffi.new("unsigned char[32]")
+local noted = {}
+
+local function sha256(text)
+    ffi.C.SHA256(text, #text, digest)
+    return (ffi.string(digest, 32):gsub(".", function(byte)
+        return string.format("%02x", byte:byte())
+    end))
+end
+
+-- Answer with an error in the form that OpenAI's clients read, and end the request.
+local function refuse(status, kind, code, message)
+    ngx.status = status
+    ngx.header["Content-Type"] = "application/json"
+    ngx.say(cjson.encode({error = {message = message, type = kind, param = cjson.null, code = code}}))
+    return ngx.exit(status)
+end
+
+-- Keys -----------------------------------------------------------------------------------------------------------
+
+-- Rewrite phase, before limits and before the body is read: find the client by the SHA-256 of its key. The look-up is by
+-- digest, so its time says nothing about a key.
+function _M.authenticate()
+    local scheme, key = (ngx.var.http_authorization or ""):match("^(%a+) +(%S+)$")
+    local client = key and #key <= 512 and scheme:lower() == "bearer" and config.keys[sha256(key)]
+    if not client then
+        return ngx.exit(401)
+    end
+    ngx.var.metalserve_key_name = client.name
+    ngx.var.metalserve_vip = client.vip and "1" or ""
+end
+
+-- Pools ----------------------------------------------------------------------------------------------------------
+
+local function read_body()
+    -- HTTP/2 without a length cannot be read here by every version of the module; it is then routed as of unknown length.
+    if not pcall(ngx.req.read_body) then
+        return nil
+    end
+    local text = ngx.req.get_body_data()
+    if text then
+        return text
+    end
+    local path = ngx.req.get_body_file()
+    local file = path and io.open(path, "rb")
+    if not file then
+        return path == nil and "" or nil
+    end
+    text = file:read("*a")
+    file:close()
+    return text
+end
+
+-- Return the pools that a request may use, best first: by name, else the model's pools that hold it, shortest first, else
+-- the longest. The rest of the list is where it goes when the first has no replica.
+local function candidates(text)
+    local named = config.by_name[ngx.var.http_x_metalserve_pool or ""]
+    if named then
+        return {named}
+    end
+    local keys = text and body.keys(text) or {}
+    local pools = config.models[keys.model or config.default_model]
+    if not pools then
+        return nil, keys.model
+    end
+    local need = tonumber((ngx.var.http_x_prompt_tokens or ""):match("^%d+$"))
+    if not need and text then
+        need = body.tokens(text, config.settings.bytes_per_token)
+    end
+    if not need then
+        return {pools[#pools]}
+    end
+    need = need + (keys.max_completion_tokens or keys.max_tokens or 0)
+    ngx.var.metalserve_tokens = need
+    local fit = {}
+    for _, pool in ipairs(pools) do
+        if pool.max_model_len >= need then
+            fit[#fit + 1] = pool
+        end
+    end
+    return #fit > 0 and fit or {pools[#pools]}
+end
+
+-- Return the least loaded of a list's replicas, other than the one to avoid. Of a long list a few are looked at: the best
+-- of eight random ones is nearly as good as the best, at a fraction of the look-ups.
+local LOOKED_AT = 8
+
+local function least(list, avoid)
+    local n, best, best_count = #list, nil, nil
+    local start = math.random(n)
+    local step = n <= 2 * LOOKED_AT and 1 or math.random(n - 1)
+    for look = 0, (n <= 2 * LOOKED_AT and n or LOOKED_AT) - 1 do
+        local replica = list[(start + look * step) % n + 1]
+        if replica.id ~= avoid then
+            local count = state.in_flight(replica.id)
+            if not best or count < best_count then
+                best, best_count = replica, count
+            end
+        end
+    end
+    return best, best_count
+end
+
+-- Return the replica that a session or a common beginning of prompts belongs to, by rendezvous hashing; nil without one.
+local function home(list, text)
+    local mode, token = config.settings.affinity, nil
+    if mode == "session" then
+        token = ngx.var.http_x_session_id
+    elseif mode == "prefix" and text then
+        local first = text:find('"messages"', 1, true) or text:find('"prompt"', 1, true)
+        token = first and text:sub(first, first + 1023)
+    end
+    if not token or token == "" then
+        return nil
+    end
+    local best, best_score
+    for _, replica in ipairs(list) do
+        local score = ngx.crc32_short(replica.id .. "|" .. token)
+        if not best or score > best_score then
+            best, best_score = replica, score
+        end
+    end
+    return best
+end
+
+local function choose(list, avoid, text)
+    local best, count = least(list, avoid)
+    local wanted = best and not avoid and home(list, text)
+    -- Warm caches are worth a short queue, not a long one.
+    if wanted and state.in_flight(wanted.id) <= 2 * count + config.settings.affinity_slack then
+        return wanted
+    end
+    return best
+end
+
+local function take(replica)
+    if state.count(replica.id, 1) == 1 then
+        -- From idle to busy: the time without progress begins now.
+        state.set_progress(replica.id)
+    end
+    ngx.var.metalserve_peer = replica.id
+end
+
+local function give_back()
+    local id = ngx.var.metalserve_peer
+    if id and id ~= "" then
+        state.count(id, -1)
+        ngx.var.metalserve_peer = ""
+    end
+    return id
+end
+
+-- Access phase: body, pool, room, replica.
+function _M.access()
+    local text = read_body()
+    local pools, unknown = candidates(text)
+    if not pools then
+        return refuse(404, "invalid_request_error", "model_not_found", "The model '" .. unknown .. "' does not exist.")
+    end
+    local pool, list
+    for _, one in ipairs(pools) do
+        list = state.eligible(one)
+        if #list > 0 then
+            pool = one
+            break
+        end
+    end
+    ngx.var.metalserve_pool = (pool or pools[1]).name
+    if not pool then
+        ngx.header["Retry-After"] = "5"
+        return refuse(503, "server_error", "unavailable", "No replica of this model is available; try again shortly.")
+    end
+    if text and #text > pool.body_limit_bytes then
+        return refuse(413, "invalid_request_error", "request_too_large", "The body is larger than this model takes.")
+    end
+    local room = pool.max_in_flight
+    if config.has_vip and ngx.var.metalserve_vip == "" then
+        room = math.max(1, math.floor(room * (1 - config.settings.vip_share)))
+    end
+    local key = "key|" .. ngx.var.metalserve_key_name
+    local pool_count, key_count = state.count("pool|" .. pool.name, 1), state.count(key, 1)
+    ngx.var.metalserve_counted = "1"
+    local most = config.settings.key_max_in_flight
+    if pool_count > room or (most > 0 and key_count > most) then
+        return refuse(429, "rate_limit_error", "rate_limit_exceeded", "Too many requests in flight; try again shortly.")
+    end
+    take(choose(list, nil, text))
+    ngx.var.metalserve_upstream = pool.upstream
+end
+
+-- A replica said 503: it is full, not dead. Once, and before any byte went out, another one is asked.
+function _M.retry()
+    local first = give_back()
+    local pool = config.by_name[ngx.var.metalserve_pool]
+    local other = choose(state.eligible(pool), first)
+    ngx.var.metalserve_rejected = "503"
+    if not other then
+        return refuse(503, "server_error", "overloaded", "All replicas of this model are busy; try again shortly.")
+    end
+    take(other)
+end
+
+-- Balancer phase: the chosen replica; after a failed connect, once, another one.
+function _M.balance()
+    local id = ngx.var.metalserve_peer
+    local replica = config.replicas[id]
+    local pool = replica.pool
+    if balancer.get_last_failure() then
+        state.set_ill(id, "connect failed")
+        give_back()
+        replica = least(state.eligible(pool), id) or replica
+        take(replica)
+    elseif #state.eligible(pool) > 1 then
+        balancer.set_more_tries(1)
+    end
+    balancer.set_timeouts(pool.connect_s, pool.send_s, pool.read_s)
+    local ok, err = balancer.set_current_peer(replica.address, replica.port)
+    if not ok then
+        ngx.log(ngx.ERR, "metalserve: ", replica.id, ": ", err)
+        return ngx.exit(ngx.ERROR)
+    end
+end
+
+-- Body filter: a part of an answer is progress; an error in the first part of a stream is a refusal that came as a 200.
+function _M.filter()
+    local id = ngx.var.metalserve_peer
+    if not id or id == "" then
+        return
+    end
+    local now = ngx.now()
+    if now - (noted[id] or 0) >= 0.5 then
+        noted[id] = now
+        state.set_progress(id)
+    end
+    if not ngx.ctx.looked then
+        local part = ngx.arg[1]
+        if part and #part > 0 then
+            ngx.ctx.looked = true
+            local begins_with_error = part:find("^data: ?{%s*\"error\"")
+            local is_full = ngx.status == 400 and part:lower():find("queue", 1, true)
+            if begins_with_error or is_full then
+                ngx.var.metalserve_rejected = begins_with_error and "in_stream" or "as_400"
+            end
+        end
+    end
+end
+
+-- Log phase: whatever happened, the request is over.
+function _M.done()
+    if ngx.var.metalserve_counted == "1" then
+        state.count("pool|" .. ngx.var.metalserve_pool, -1)
+        state.count("key|" .. ngx.var.metalserve_key_name, -1)
+    end
+    -- The variables stay as they are: the access log may be written after this.
+    local id = ngx.var.metalserve_peer
+    if id and id ~= "" then
+        state.count(id, -1)
+    end
+end
+
+return _M

@@ -1,0 +1,196 @@
+-- Copyright: the Metalserve authors
+-- SPDX-License-Identifier: Apache-2.0
+-- What all workers share, in a dictionary that outlives a reload: who is in rotation, and what is in flight.
+--
+-- A replica gets requests when it is desired in (set by a person's playbook, kept on the disk) and observed healthy (set
+-- by the checker). Two owners, one for each half.
+
+local cjson = require "cjson.safe"
+local config = require "metalserve.config"
+
+local _M = {}
+
+local shared = ngx.shared.metalserve
+local mirror = ngx.shared.metalserve_workers
+local lists, seen_generation = {}, -1
+
+-- Every change of rotation or health makes the workers build their lists anew.
+local function changed()
+    shared:incr("generation", 1, 0)
+end
+
+-- Counters -------------------------------------------------------------------------------------------------------
+
+-- Count delta on a counter; the worker's own share is noted, so that it can be taken back if the worker dies.
+function _M.count(counter, delta)
+    mirror:incr(ngx.worker.pid() .. "|" .. counter, delta, 0)
+    local now = shared:incr("n|" .. counter, delta, 0) or 0
+    if now < 0 then
+        shared:incr("n|" .. counter, -now, 0)
+        now = 0
+    end
+    return now
+end
+
+function _M.in_flight(counter)
+    return shared:get("n|" .. counter) or 0
+end
+
+local function alive(pid)
+    local file = io.open("/proc/" .. pid .. "/stat", "rb")
+    if not file then
+        return false
+    end
+    local line = file:read("*l") or ""
+    file:close()
+    -- A dead child whose parent has not looked yet is a zombie.
+    return not line:match("%) Z ")
+end
+
+-- Take back what workers that are gone had in flight.
+function _M.forget_dead_workers()
+    local dead = {}
+    for _, name in ipairs(mirror:get_keys(0)) do
+        local pid, counter = name:match("^(%d+)|(.*)$")
+        if dead[pid] == nil then
+            dead[pid] = not alive(pid)
+        end
+        if dead[pid] then
+            local left = mirror:get(name) or 0
+            mirror:delete(name)
+            if left > 0 then
+                local now = shared:incr("n|" .. counter, -left, 0) or 0
+                if now < 0 then
+                    shared:incr("n|" .. counter, -now, 0)
+                end
+                ngx.log(ngx.WARN, "metalserve: took back ", left, " of ", counter, " that worker ", pid, " had left")
+            end
+        end
+    end
+end
+
+-- Rotation: desired ----------------------------------------------------------------------------------------------
+
+-- Return {by, since, run} where a replica is desired out, else nil.
+function _M.out(id)
+    local text = shared:get("out|" .. id)
+    return text and cjson.decode(text) or nil
+end
+
+local function save()
+    local all = {}
+    for id in pairs(config.replicas) do
+        all[id] = _M.out(id)
+    end
+    local path = config.settings.rotation_file
+    local temporary = path .. "." .. ngx.worker.pid()
+    local file, err = io.open(temporary, "wb")
+    if not file then
+        return nil, err
+    end
+    local text = next(all) and cjson.encode(all) or "{}"
+    local written = file:write(text, "\n")
+    local closed = file:close()
+    if not (written and closed) then
+        os.remove(temporary)
+        return nil, "could not write " .. temporary
+    end
+    return os.rename(temporary, path)
+end
+
+-- Set whether a replica is desired in. Returns true, or nil and why it could not be kept on the disk.
+function _M.set_desired(id, wanted_in, by, run)
+    if wanted_in then
+        shared:delete("out|" .. id)
+    else
+        shared:set("out|" .. id, cjson.encode({by = by, run = run, since = ngx.time()}))
+    end
+    changed()
+    return save()
+end
+
+-- Read the rotation from the disk. What a running nginx knows already stays; a broken file means "all in", and is said.
+function _M.load_rotation()
+    if shared:get("loaded") then
+        return
+    end
+    shared:set("loaded", true)
+    local file = io.open(config.settings.rotation_file, "rb")
+    if not file then
+        return
+    end
+    local text = file:read("*a")
+    file:close()
+    local all, err = cjson.decode(text)
+    if type(all) ~= "table" then
+        ngx.log(ngx.ERR, "metalserve: ", config.settings.rotation_file, " cannot be read: ", err)
+        return
+    end
+    for id, entry in pairs(all) do
+        if type(entry) == "table" then
+            shared:set("out|" .. id, cjson.encode(entry))
+        end
+    end
+end
+
+-- Health: observed -----------------------------------------------------------------------------------------------
+
+-- Return why a replica is observed out, and since when; nil while it is healthy.
+function _M.ill(id)
+    local reason = shared:get("ill|" .. id)
+    if reason then
+        return reason, shared:get("ill_since|" .. id)
+    end
+end
+
+function _M.set_ill(id, reason)
+    if shared:get("ill|" .. id) ~= reason then
+        if not shared:get("ill|" .. id) then
+            shared:set("ill_since|" .. id, ngx.now())
+        end
+        shared:set("ill|" .. id, reason)
+        changed()
+        ngx.log(ngx.WARN, "metalserve: ", id, " leaves: ", reason)
+    end
+end
+
+function _M.set_well(id)
+    if shared:get("ill|" .. id) then
+        shared:delete("ill|" .. id)
+        shared:delete("ill_since|" .. id)
+        changed()
+        ngx.log(ngx.WARN, "metalserve: ", id, " is back")
+    end
+end
+
+-- The moment of a replica's last sign of progress, as the gateway sees it.
+function _M.progress(id)
+    return shared:get("progress|" .. id) or 0
+end
+
+function _M.set_progress(id)
+    shared:set("progress|" .. id, ngx.now())
+end
+
+-- Choice ---------------------------------------------------------------------------------------------------------
+
+-- Return the replicas of a pool that may get requests.
+function _M.eligible(pool)
+    local generation = shared:get("generation") or 0
+    if generation ~= seen_generation then
+        lists, seen_generation = {}, generation
+    end
+    local list = lists[pool.name]
+    if not list then
+        list = {}
+        for _, replica in ipairs(pool.servers) do
+            if not shared:get("out|" .. replica.id) and not shared:get("ill|" .. replica.id) then
+                list[#list + 1] = replica
+            end
+        end
+        lists[pool.name] = list
+    end
+    return list
+end
+
+return _M
