@@ -25,7 +25,7 @@ def address_of(name: str, host: Host) -> str:
 
 def is_gpu(host: Host) -> bool:
     """Return whether a host is meant to have GPUs (``metalserve_accelerator``, default nvidia)."""
-    return host.get("metalserve_accelerator", "nvidia") == "nvidia"
+    return bool(host.get("metalserve_accelerator", "nvidia") == "nvidia")
 
 
 def scrape_targets(
