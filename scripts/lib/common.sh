@@ -25,6 +25,13 @@ as_root() {
   if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo -- "$@"; fi
 }
 
+# what_now LOG: the task that runs by the log of ansible-playbook, else the log's last line.
+what_now() {
+  local task
+  task=$(grep -aoE '^TASK \[[^]]*' "$1" | tail -n 1 | sed -E 's/^TASK \[(metal\.serve\.)?//') || true
+  printf '%s' "${task:-$(tail -n 1 "$1")}" | tr -cd '[:print:]' | cut -c -70
+}
+
 # step TITLE LOG COMMAND...: run COMMAND with its output in LOG and show what it is doing and for how long.
 # On a terminal one line moves; elsewhere a line comes every 30 seconds. Ctrl-C reaches the command and ends the script.
 step() {
@@ -41,7 +48,7 @@ step() {
   trap "kill -INT -- -$child 2>/dev/null || true; wait $child 2>/dev/null || true; printf '\n%s: stopped; run it again to go on\n' '$MADE_BY' >&2; exit 130" INT TERM
   [ -t 1 ] || printf '%s ...\n' "$title"
   while kill -0 "$child" 2>/dev/null; do
-    detail=$(grep -aoE '^TASK \[[^]]*' "$log" | tail -n 1 | sed -E 's/^TASK \[(metal\.serve\.)?//' | cut -c -70) || true
+    detail=$(what_now "$log")
     if [ -t 1 ]; then
       printf '\r\033[K%s  %s  %s' "$title" "$(elapsed $((SECONDS - begin)))" "$detail"
     elif [ $((SECONDS - begin - said)) -ge 30 ]; then
