@@ -70,14 +70,30 @@ replicas:
   type: list
   elements: dict
   contains:
-    replica: {description: Its name., type: str}
-    action: {description: "unchanged, start, create, replace or redeploy.", type: str}
-    release: {description: Hash of the planned release., type: str}
-    container_name: {description: Name of the planned container., type: str}
-    container: {description: Arguments of the planned container., type: dict}
-    differences: {description: "What differs from the release that is there, as name, current and desired.", type:
-    list} current_container: {description: Name of the container of the release that is there., type: str} served:
-    {description: Whether the planned release has served before., type: bool}
+    replica:
+      description: Its name.
+      type: str
+    action:
+      description: One of unchanged, start, create, replace and redeploy.
+      type: str
+    release:
+      description: Hash of the planned release.
+      type: str
+    container_name:
+      description: Name of the planned container.
+      type: str
+    container:
+      description: Arguments of the planned container.
+      type: dict
+    differences:
+      description: What differs from the release that is there, as name, current and desired.
+      type: list
+    current_container:
+      description: Name of the container of the release that is there.
+      type: str
+    served:
+      description: Whether the planned release has served before.
+      type: bool
 units_changed:
   description: Whether systemd must read its units again.
   returned: always
@@ -311,7 +327,7 @@ class Run:
 
 def owner_of(spec: dict[str, Any]) -> tuple[int, int]:
     """Return the user and group id that the engine runs with."""
-    user, _, group = str(spec["container"]["user"]).partition(":")
+    user, _colon, group = str(spec["container"]["user"]).partition(":")
     return int(user), int(group or user)
 
 

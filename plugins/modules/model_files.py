@@ -155,14 +155,30 @@ model:
   returned: always
   type: dict
   contains:
-    name: {description: The model's name., type: str}
-    revision: {description: The revision., type: str}
-    path: {description: The sealed folder., type: str}
-    sealed: {description: Whether the folder and its manifest are in place., type: bool}
-    digest: {description: Hash over paths, sizes and contents; empty where it is not known yet., type: str}
-    total_bytes: {description: Sum of the file sizes., type: int}
-    config: {description: The model's config.json., type: dict}
-    files: {description: Path, size and sha256 of each file., type: list}
+    name:
+      description: The model's name.
+      type: str
+    revision:
+      description: The revision.
+      type: str
+    path:
+      description: The sealed folder.
+      type: str
+    sealed:
+      description: Whether the folder and its manifest are in place.
+      type: bool
+    digest:
+      description: Hash over paths, sizes and contents; empty where it is not known yet.
+      type: str
+    total_bytes:
+      description: Sum of the file sizes.
+      type: int
+    config:
+      description: The model's config.json.
+      type: dict
+    files:
+      description: Path, size and sha256 of each file.
+      type: list
 hashed:
   description: Files that were read because their stat differed, or because of O(deep).
   returned: when O(state=checked)

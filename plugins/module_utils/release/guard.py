@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any, Callable, TextIO
 
 from ansible_collections.metal.serve.plugins.module_utils.common.files import write_atomic
 from ansible_collections.metal.serve.plugins.module_utils.models import manifest
@@ -50,12 +50,24 @@ class GpuProcess:
 def run_command(argv: Sequence[str]) -> tuple[int, str]:
     """Run a program for at most 60 s; return its exit code and its output (127: not there, 124: too slow)."""
     try:
-        done = subprocess.run(list(argv), capture_output=True, text=True, timeout=60, check=False)
+        # A program of its own, with no module around it whose run_command it could use.
+        with subprocess.Popen(  # pylint: disable=ansible-bad-function
+            list(argv), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                out, err = process.communicate(timeout=60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                return 124, f"{argv[0]} did not answer for 60 s"
+            return process.returncode, (out or err).strip()
     except FileNotFoundError:
         return 127, f"{argv[0]} is not installed"
-    except subprocess.TimeoutExpired:
-        return 124, f"{argv[0]} did not answer for 60 s"
-    return done.returncode, (done.stdout or done.stderr).strip()
+
+
+def say(text: str, to: TextIO) -> None:
+    """Write a line to the journal at once."""
+    to.write(f"{text}\n")
+    to.flush()
 
 
 def backoff(starts: Sequence[float], now: float) -> tuple[float, list[float]]:
@@ -190,7 +202,7 @@ def wait_after_failures(replica: str, run: str, command: Command, now: float, sl
     os.makedirs(run, exist_ok=True)
     write_atomic(path, json.dumps(remembered))
     if delay:
-        print(f"{replica} failed {len(remembered) - 1} times in a row; waiting {delay:.0f} s", flush=True)
+        say(f"{replica} failed {len(remembered) - 1} times in a row; waiting {delay:.0f} s", sys.stdout)
         sleep(delay)
 
 
@@ -213,11 +225,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """``engine-guard before-start REPLICA [ROOT]``; 0: may start, 1: must not, 2: wrong call."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if len(arguments) not in (2, 3) or arguments[0] != "before-start":
-        print("usage: engine-guard before-start REPLICA [ROOT]", file=sys.stderr)
+        say("usage: engine-guard before-start REPLICA [ROOT]", sys.stderr)
         return 2
     try:
-        print(before_start(arguments[1], root=arguments[2] if len(arguments) == 3 else ROOT), flush=True)
+        say(before_start(arguments[1], root=arguments[2] if len(arguments) == 3 else ROOT), sys.stdout)
     except (GuardError, OSError, KeyError) as error:
-        print(f"{arguments[1]} must not start: {error}", file=sys.stderr, flush=True)
+        say(f"{arguments[1]} must not start: {error}", sys.stderr)
         return 1
     return 0
