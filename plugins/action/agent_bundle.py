@@ -21,7 +21,7 @@ SKIP = ("aiohttp", "bridge", "django", "twisted")
 ENGINE_LOG = "ansible_collections/metal/serve/plugins/module_utils/telemetry/engine_log.py"
 
 
-class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no types
+class ActionModule(ActionBase):  # ansible-core ships no types
     """Compute the archive, compare, copy; in check mode only say what would change."""
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ EVERY_S = 15.0
 """Seconds between two lines of progress for an engine that is still doing the same."""
 
 
-class ActionModule(ActionBase):  # type: ignore[misc]
+class ActionModule(ActionBase):
     """Poll with short calls, so that a lost connection costs one of them, and a person sees what is going on."""
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from ansible.plugins.action.template import ActionModule as TemplateAction
 
 
-class ActionModule(TemplateAction):  # type: ignore[misc]
+class ActionModule(TemplateAction):
     """The built-in action names a temporary file of the controller in its difference, and a new file not at all.
 
     A check is to tell which files a run would create, so the difference here carries the destination on both sides.

@@ -150,7 +150,7 @@ class _Reader:
             return Unresolved(str(value), f"is a template that fails: {reason}", right)
 
 
-class ActionModule(ActionBase):  # type: ignore[misc]
+class ActionModule(ActionBase):
     """``metal.serve.validate_inventory``: one report of all problems, then one failure."""
 
     BYPASS_HOST_LOOP = True  # once for the whole play, on whichever host comes first

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import datetime
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from ansible_collections.metal.serve.plugins.module_utils.checklist.judge import
 from ansible_collections.metal.serve.plugins.module_utils.checklist.model import (
     Finding,
     Registry,
+    Verdict,
     failed,
     not_applicable,
     passed,
@@ -25,7 +27,7 @@ from .helpers import registry, verdict
 TODAY = datetime.date(2027, 1, 31)
 
 
-def words(verdicts: list) -> dict[str, str]:
+def words(verdicts: list[Verdict]) -> dict[str, str]:
     return {one.id: one.verdict for one in verdicts}
 
 
@@ -95,7 +97,7 @@ def test_a_waived_failure_does_not_fail_and_is_counted_as_waived() -> None:
         ({"waivers": [{"id": "a.b", "reason": "r", "until": "soon"}]}, "waivers[0].until: 'soon' is not a date"),
     ],
 )
-def test_a_wrong_policy_names_key_value_and_what_would_be_right(override: dict, said: str) -> None:
+def test_a_wrong_policy_names_key_value_and_what_would_be_right(override: dict[str, Any], said: str) -> None:
     with pytest.raises(PolicyError) as caught:
         merge_policy(override)
     assert said in str(caught.value)
@@ -109,7 +111,7 @@ def test_the_default_policy_is_not_changed_by_an_override() -> None:
 
 def test_the_registry_refuses_what_would_confuse_later() -> None:
     made = Registry()
-    declare = {"title": "t", "severity": "major", "why": "w", "remedy": "r", "source": "s"}
+    declare: dict[str, Any] = {"title": "t", "severity": "major", "why": "w", "remedy": "r", "source": "s"}
     made.check("a.b", **declare)(lambda facts, policy: passed())
     with pytest.raises(ValueError, match="declared twice"):
         made.check("a.b", **declare)

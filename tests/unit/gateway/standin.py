@@ -39,7 +39,9 @@ class Engine(BaseHTTPRequestHandler):
         body = self._body()
         try:
             asked = json.loads(body or b"{}")
-        except ValueError:
+            if not isinstance(asked, dict):
+                raise ValueError("not an object")
+        except (ValueError, RecursionError):
             self._json(400, {"error": {"message": "not JSON", "type": "BadRequestError", "code": 400}})
             return
         prompt = str(asked.get("prompt") or (asked.get("messages") or [{}])[0].get("content", ""))
@@ -61,7 +63,7 @@ class Engine(BaseHTTPRequestHandler):
         self._json(
             200,
             {
-                "engine": f"{self.server.server_address[1]}",
+                "engine": str(self.connection.getsockname()[1]),
                 "model": asked.get("model"),
                 "path": self.path,
                 "headers": dict(self.headers.items()),

@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import tarfile
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -17,7 +18,7 @@ from .helpers import model_folder
 
 @pytest.mark.parametrize("top", ["", "deep/"])
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
-def test_unpacks_with_and_without_a_top_folder(tmp_path: Path, top: str, mode: str) -> None:
+def test_unpacks_with_and_without_a_top_folder(tmp_path: Path, top: str, mode: Literal["w", "w:gz"]) -> None:
     source = model_folder(tmp_path / "s")
     path = str(tmp_path / "m.tar")
     with tarfile.open(path, mode) as packed:

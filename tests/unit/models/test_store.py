@@ -96,7 +96,12 @@ def test_source_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     first = store.hashed_source(str(source), cache)
     read: list[str] = []
     real = manifest.sha256_file
-    monkeypatch.setattr(manifest, "sha256_file", lambda path: read.append(path) or real(path))
+
+    def counted(path: str) -> str:
+        read.append(path)
+        return real(path)
+
+    monkeypatch.setattr(manifest, "sha256_file", counted)
     assert store.hashed_source(str(source), cache) == first
     assert read == []
     flip_byte(source / SHARDS[0], 90)

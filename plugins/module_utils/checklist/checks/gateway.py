@@ -1,0 +1,472 @@
+# Copyright: the Metalserve authors
+# SPDX-License-Identifier: Apache-2.0
+"""The gateway's nginx: balancing, keep-alive, buffering, times, retries, sizes, TLS, what is open, what its log says."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import re
+from collections.abc import Iterator
+from typing import Optional
+
+from ansible_collections.metal.serve.plugins.module_utils.checklist.checks.support import Policy, not_read
+from ansible_collections.metal.serve.plugins.module_utils.checklist.model import (
+    CheckFunction,
+    Finding,
+    check,
+    failed,
+    not_applicable,
+    passed,
+    unknown,
+    warned,
+)
+from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import Directive, HostFacts, find_directives
+from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import ABSENT
+from ansible_collections.metal.serve.plugins.module_utils.telemetry.access_log import count_causes
+
+GATEWAY = ("gateway",)
+TAGS = ("gateway",)
+_UNITS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+def needs_nginx(function: CheckFunction) -> CheckFunction:
+    """Wrap a check of the configuration: not applicable without nginx, unknown where nginx -T could not be read."""
+
+    def checked(facts: HostFacts, policy: Policy) -> Finding:
+        if facts.nginx.config_error:
+            return unknown(f"nginx refuses its configuration: {facts.nginx.config_error}")
+        if facts.nginx.config is None:
+            if facts.probe("nginx").state == ABSENT:
+                return not_applicable("no nginx on this host")
+            return not_read(facts, "nginx")
+        return function(facts, policy)
+
+    return checked
+
+
+def seconds(text: str) -> Optional[float]:
+    """Return an nginx time (``180s``, ``1m30s``, ``500ms``) in seconds; None for what is none."""
+    parts = re.findall(r"(\d+)(ms|s|m|h|d|w|)", text)
+    if not parts or "".join(number + unit for number, unit in parts) != text.replace(" ", ""):
+        return None
+    return sum(int(number) * _UNITS[unit] for number, unit in parts)
+
+
+def upstreams(facts: HostFacts) -> list[Directive]:
+    """Return the upstream blocks that locations proxy to (others serve nobody)."""
+    config = facts.nginx.config or []
+    named = {
+        match.group(1)
+        for one in find_directives(config, "proxy_pass", "grpc_pass")
+        for match in [re.match(r"\w+://([^/:;$]+)", one.args[0] if one.args else "")]
+        if match
+    }
+    by_variable = any("$" in (one.args[0] if one.args else "") for one in find_directives(config, "proxy_pass"))
+    found = find_directives(config, "upstream")
+    return [one for one in found if by_variable or (one.args and one.args[0] in named)]
+
+
+def proxied(facts: HostFacts) -> Iterator[tuple[Directive, dict[str, Directive]]]:
+    """Yield each location that proxies, with the directives in force there (its own, else inherited)."""
+
+    def walk(
+        block: list[Directive], inherited: dict[str, Directive]
+    ) -> Iterator[tuple[Directive, dict[str, Directive]]]:
+        here = dict(inherited)
+        headers = [one for one in block if one.name == "proxy_set_header"]
+        for one in block:
+            if one.block is None and one.name != "proxy_set_header":
+                here[one.name] = one
+        if headers:
+            here = {key: value for key, value in here.items() if not key.startswith("proxy_set_header ")}
+            for one in headers:
+                here[f"proxy_set_header {one.args[0].lower() if one.args else ''}"] = one
+        for one in block:
+            if one.block is None:
+                continue
+            if one.name == "location" and one.child("proxy_pass") is not None:
+                inside = dict(here)
+                own = [item for item in one.block if item.name == "proxy_set_header"]
+                if own:
+                    inside = {key: value for key, value in inside.items() if not key.startswith("proxy_set_header ")}
+                for item in one.block:
+                    if item.name == "proxy_set_header":
+                        inside[f"proxy_set_header {item.args[0].lower() if item.args else ''}"] = item
+                    elif item.block is None:
+                        inside[item.name] = item
+                yield one, inside
+            elif one.name in ("http", "server", "location"):
+                yield from walk(one.block, here)
+
+    yield from walk(facts.nginx.config or [], {})
+
+
+def place(directive: Directive) -> str:
+    """Return where a directive stands, for the reader."""
+    return f"{directive.file}:{directive.line}"
+
+
+@check(
+    "gateway.configuration",
+    title="nginx accepts its configuration",
+    severity="critical",
+    applies_to=GATEWAY,
+    tags=TAGS,
+    why="a configuration that nginx refuses is served from memory until the next restart, and then nothing is served",
+    remedy="site.yml --tags gateway writes and tests a whole new tree",
+    source="https://nginx.org/en/docs/switches.html (nginx -t)",
+)
+def configuration(facts: HostFacts, policy: Policy) -> Finding:
+    if facts.nginx.config_error:
+        return failed(facts.nginx.config_error, "accepted")
+    if facts.nginx.config is None:
+        if facts.probe("nginx").state == ABSENT:
+            return not_applicable("no nginx on this host")
+        return not_read(facts, "nginx")
+    return passed("accepted", "accepted")
+
+
+@check(
+    "gateway.zone_with_balancing",
+    title="Balancing counts across workers (zone)",
+    severity="major",
+    applies_to=GATEWAY,
+    tags=TAGS,
+    why="without a zone each worker balances and counts by itself: least_conn and max_conns mean little",
+    remedy="a zone line in the upstream",
+    source="https://nginx.org/en/docs/http/ngx_http_upstream_module.html#zone",
+)
+@needs_nginx
+def zone_with_balancing(facts: HostFacts, policy: Policy) -> Finding:
+    blocks = upstreams(facts)
+    bare = [
+        f"{one.args[0]} ({place(one)})"
+        for one in blocks
+        if one.child("zone") is None
+        and not find_directives(one.block or [], "balancer_by_lua_block", "balancer_by_lua_file")
+    ]
+    if bare:
+        return failed(f"no zone: {', '.join(bare)}", "zone in every upstream")
+    return passed(f"{len(blocks)} upstreams", "zone in every upstream")
+
+
+@check(
+    "gateway.upstream_keepalive",
+    title="Connections to engines are kept and reused",
+    severity="major",
+    applies_to=GATEWAY,
+    tags=TAGS,
+    why="each request would open a connection; the usual map that sends 'Connection: close' turns keep-alive off again",
+    remedy="keepalive in the upstream, proxy_http_version 1.1 and an empty Connection header",
+    source="https://nginx.org/en/docs/http/ngx_http_upstream_module.html#keepalive",
+)
+@needs_nginx
+def upstream_keepalive(facts: HostFacts, policy: Policy) -> Finding:
+    wrong = [
+        f"{one.args[0]}: no keepalive"
+        for one in upstreams(facts)
+        if one.child("keepalive") is None and "enable_keepalive" not in str(one)
+    ]
+    closing_maps = {
+        one.args[1]
+        for one in find_directives(facts.nginx.config or [], "map")
+        if len(one.args) > 1 and any("close" in item.args for item in one.block or [])
+    }
+    for location, force in proxied(facts):
+        header = force.get("proxy_set_header connection")
+        value = header.args[1] if header is not None and len(header.args) > 1 else None
+        version = force.get("proxy_http_version")
+        if version is None or version.args != ["1.1"]:
+            wrong.append(f"{place(location)}: HTTP/1.0 to the engine")
+        if value is None or (value not in ("", '""') and value in closing_maps):
+            wrong.append(f"{place(location)}: Connection header {'not emptied' if value is None else f'from {value}'}")
+    desired = "keepalive, HTTP/1.1, empty Connection header"
+    return failed("; ".join(wrong), desired) if wrong else passed("kept", desired)
+
+
+@check(
+    "gateway.streaming_unbuffered",
+    title="Streams pass unbuffered",
+    severity="critical",
+    applies_to=GATEWAY,
+    tags=TAGS,
+    why="buffering holds tokens back: the first token comes 10 times later while the measured gap between tokens looks better",
+    remedy="proxy_buffering off",
+    source="reports: first token 22 -> 287 ms, gap 5.49 -> 1.58 ms",
+)
+@needs_nginx
+def streaming_unbuffered(facts: HostFacts, policy: Policy) -> Finding:
+    held = [
+        place(location)
+        for location, force in proxied(facts)
+        if force.get("proxy_buffering") is None or force["proxy_buffering"].args != ["off"]
+    ]
+    return (
+        failed(f"buffered: {', '.join(held)}", "proxy_buffering off") if held else passed("off", "proxy_buffering off")
+    )
+
+
+@check(
+    "gateway.time_chain",
+    title="nginx waits longer than an engine is silent, and drops idle connections before the engine does",
+    severity="major",
+    applies_to=GATEWAY,
+    tags=TAGS,
+    why="a read timeout below the longest silent prefill turns long prompts into 504, and clients repeat them; an engine that "
+    "closes idle connections first resets requests",
+    remedy="the times of the pool plan (docs/planning.md#times)",
+    source="reports: a 120-s timeout with three client retries tripled the load; uvicorn's 5 s below the proxy's idle time",
+)
+@needs_nginx
+def time_chain(facts: HostFacts, policy: Policy) -> Finding:
+    wrong, dark = [], []
+    for location, force in proxied(facts):
+        read = seconds(force["proxy_read_timeout"].args[0]) if "proxy_read_timeout" in force else 60.0
+        if read is None:
+            dark.append(f"{place(location)}: proxy_read_timeout is not a plain time")
+        elif "proxy_read_timeout" not in force:
+            wrong.append(f"{place(location)}: proxy_read_timeout is nginx's default of 60 s")
+    for one in upstreams(facts):
+        idle = one.child("keepalive_timeout")
+        held = seconds(idle.args[0]) if idle is not None and idle.args else 60.0
+        if held is None:
+            dark.append(f"{one.args[0]}: keepalive_timeout is not a plain time")
+        elif held >= _engine_keepalive(facts):
+            wrong.append(f"{one.args[0]}: idle {held:g} s, engines close after {_engine_keepalive(facts):g} s")
+    if wrong:
+        return failed("; ".join(wrong), "read timeout set; upstream idle below the engine's")
+    return unknown("; ".join(dark)) if dark else passed("ordered", "read timeout set; upstream idle below the engine's")
+
+
+def _engine_keepalive(facts: HostFacts) -> float:
+    """Return after how many seconds the engines close idle connections: as the gateway's tree notes it, else 5 s (uvicorn)."""
+    for one in find_directives(facts.nginx.config or [], "set"):
+        if one.args and one.args[0] == "$metalserve_engine_keepalive" and len(one.args) > 1:
+            return seconds(one.args[1]) or 5.0
+    return 5.0
+
+
+@check(
+    "gateway.body_size",
+    title="Long prompts fit",
+    severity="major",
+    applies_to=GATEWAY,
+    tags=TAGS,
+    why="nginx's default of 1 MiB answers a 30,000-token contract with 413",
+    remedy="client_max_body_size from the plan",
+    source="https://nginx.org/en/docs/http/ngx_http_core_module.html#client_max_body_size",
+)
+@needs_nginx
+def body_size(facts: HostFacts, policy: Policy) -> Finding:
+    unset = [place(location) for location, force in proxied(facts) if "client_max_body_size" not in force]
+    if unset:
+        return failed(f"nginx's default of 1 MiB: {', '.join(unset)}", "client_max_body_size from the plan")
+    return passed("set", "client_max_body_size from the plan")
+
+
+@check(
+    "gateway.failure_counting",
+    title="Failures are counted sanely, load is not counted as failure",
+    severity="critical",
+    applies_to=GATEWAY,
+    tags=TAGS,
+    why="a fail_timeout of hours ejects a peer for hours; a single peer that is ejected is an outage; an engine's 503 or 429 "
+    "is load, and counting it as death empties the pool under a burst",
+    remedy="max_fails=3 fail_timeout=30s, max_fails=0 for a single live peer, no http_503/http_429 in proxy_next_upstream",
+    source="reports: fail_timeout=10000s, a second 'down' entry that disables the single-server exemption",
+)
+@needs_nginx
+def failure_counting(facts: HostFacts, policy: Policy) -> Finding:
+    wrong = []
+    for one in upstreams(facts):
+        servers = [item for item in one.block or [] if item.name == "server"]
+        live = [item for item in servers if "down" not in item.args]
+        for item in live:
+            options = dict(part.split("=", 1) for part in item.args if "=" in part)
+            pause = seconds(options.get("fail_timeout", "10s"))
+            if pause is not None and pause > 300:
+                wrong.append(f"{place(item)}: fail_timeout {options['fail_timeout']} ejects for {pause / 3600:.1f} h")
+            if len(live) == 1 and len(servers) > 1 and options.get("max_fails") != "0":
+                wrong.append(f"{place(item)}: the one live peer of {one.args[0]} can be ejected (max_fails is not 0)")
+    for one in find_directives(facts.nginx.config or [], "proxy_next_upstream"):
+        counted = [word for word in one.args if word in ("http_503", "http_429")]
+        if counted and "non_idempotent" not in one.args:
+            wrong.append(f"{place(one)}: {', '.join(counted)} counts load as failure, and a POST is not even retried")
+        elif counted:
+            wrong.append(f"{place(one)}: {', '.join(counted)} counts load as failure")
+    desired = "bounded fail_timeout, single peers never ejected, 503 and 429 not counted"
+    return failed("; ".join(wrong), desired) if wrong else passed("sane", desired)
+
+
+@check(
+    "gateway.retry_on_timeout",
+    title="A generation that timed out is not sent again",
+    severity="critical",
+    applies_to=GATEWAY,
+    tags=TAGS,
+    why="with 'timeout' and 'non_idempotent' together nginx sends a running generation to a second engine: double load, and "
+    "possibly two answers",
+    remedy="no timeout in proxy_next_upstream where non_idempotent stands",
+    source="https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_next_upstream",
+)
+@needs_nginx
+def retry_on_timeout(facts: HostFacts, policy: Policy) -> Finding:
+    both = [
+        place(one)
+        for one in find_directives(facts.nginx.config or [], "proxy_next_upstream")
+        if {"timeout", "non_idempotent"} <= set(one.args)
+    ]
+    desired = "never both"
+    return failed(f"both: {', '.join(both)}", desired) if both else passed("not both", desired)
+
+
+@check(
+    "gateway.resolver",
+    title="Upstream names are resolved again, or are addresses",
+    severity="major",
+    applies_to=GATEWAY,
+    tags=TAGS,
+    why="nginx resolves a name once, at its start: a container with a new address then gets nothing, or another's requests",
+    remedy="addresses in upstreams, or a resolver and the resolve parameter",
+    source="reports: three hours lost to a stale address while the page looked fine",
+)
+@needs_nginx
+def resolver(facts: HostFacts, policy: Policy) -> Finding:
+    has_resolver = bool(find_directives(facts.nginx.config or [], "resolver"))
+    stale = []
+    for one in upstreams(facts):
+        for item in one.block or []:
+            named = item.name == "server" and bool(item.args) and _is_name(item.args[0])
+            if named and not (has_resolver and "resolve" in item.args):
+                stale.append(f"{place(item)}: {item.args[0]}")
+    desired = "addresses, or resolver with resolve"
+    return failed("; ".join(stale), desired) if stale else passed("addresses", desired)
+
+
+def _is_name(peer: str) -> bool:
+    host = peer.rsplit(":", 1)[0].strip("[]")
+    if peer.startswith("unix:"):
+        return False
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return True
+    return False
+
+
+@check(
+    "gateway.access_log_causes",
+    title="The access log shows no cause that the configuration makes",
+    severity="major",
+    applies_to=GATEWAY,
+    why="each kind of error row has one cause: the log says whether the engine, the client or nginx's own settings did it",
+    remedy="docs/gateway.md lists the causes and what mends each",
+    source="docs/gateway.md",
+)
+def access_log_causes(facts: HostFacts, policy: Policy) -> Finding:
+    if facts.nginx.access_log is None:
+        if facts.probe("nginx").state == ABSENT:
+            return not_applicable("no nginx on this host")
+        return not_read(facts, "access_logs")
+    causes = count_causes(facts.nginx.access_log, facts.nginx.error_log or [])
+    if not causes:
+        return passed("no error rows", "no error rows")
+    shown = dict(sorted(causes.items(), key=lambda pair: -pair[1]))
+    return warned(shown, "no error rows", *facts.nginx.access_log[-5:])
+
+
+@check(
+    "gateway.worker_connections",
+    title="Workers may hold the connections they accept",
+    severity="major",
+    applies_to=GATEWAY,
+    tags=TAGS,
+    why="each proxied request takes two connections of a worker; above worker_connections new ones wait or are refused",
+    remedy="worker_connections and worker_rlimit_nofile from the plan",
+    source="https://nginx.org/en/docs/ngx_core_module.html#worker_connections",
+)
+@needs_nginx
+def worker_connections(facts: HostFacts, policy: Policy) -> Finding:
+    config = facts.nginx.config or []
+    connections = [
+        int(one.args[0]) for one in find_directives(config, "worker_connections") if one.args and one.args[0].isdigit()
+    ]
+    files = [
+        int(one.args[0])
+        for one in find_directives(config, "worker_rlimit_nofile")
+        if one.args and one.args[0].isdigit()
+    ]
+    number = connections[-1] if connections else 512
+    desired = ">= 4096 connections, twice as many files"
+    if number < 4096:
+        return warned(f"{number} connections", desired)
+    if not files or files[-1] < 2 * number:
+        return failed(f"{number} connections, {files[-1] if files else 'default'} files", desired)
+    return passed(f"{number} connections, {files[-1]} files", desired)
+
+
+@check(
+    "gateway.tls_expiry",
+    title="Certificates are valid for a while yet",
+    severity="critical",
+    applies_to=GATEWAY,
+    tags=TAGS,
+    why="an expired certificate is an outage that everybody saw coming",
+    remedy="renew it; the generated one is renewed by site.yml --tags gateway",
+    source="policy: tls_days_minimum",
+)
+def tls_expiry(facts: HostFacts, policy: Policy) -> Finding:
+    if facts.certificates is None:
+        if facts.probe("nginx").state == ABSENT:
+            return not_applicable("no nginx on this host")
+        return not_read(facts, "certificates")
+    if not facts.certificates:
+        return warned("nginx names no certificate", "TLS")
+    wanted = policy["tls_days_minimum"]
+    now = datetime.datetime.now(datetime.timezone.utc)
+    if facts.source == "snapshot" and facts.collected_at:
+        now = datetime.datetime.fromisoformat(facts.collected_at.replace("Z", "+00:00"))
+    short, dark, days = [], [], []
+    for one in facts.certificates:
+        if one.not_after is None:
+            dark.append(f"{one.path}: {one.error or 'not readable'}")
+            continue
+        left = (datetime.datetime.fromisoformat(one.not_after.replace("Z", "+00:00")) - now).days
+        days.append(left)
+        if left < wanted:
+            short.append(f"{one.path}: {'expired' if left < 0 else f'{left} days left'}")
+    if short:
+        return failed("; ".join(short), f">= {wanted} days")
+    return (
+        unknown("; ".join(dark), f">= {wanted} days") if dark else passed(f"{min(days)} days left", f">= {wanted} days")
+    )
+
+
+@check(
+    "gateway.private_status",
+    title="Status and admin pages listen on loopback alone",
+    severity="critical",
+    applies_to=GATEWAY,
+    tags=TAGS,
+    why="stub_status and admin endpoints tell, or change, how the service runs",
+    remedy="listen 127.0.0.1 for the server that has them, or allow/deny",
+    source="https://nginx.org/en/docs/http/ngx_http_stub_status_module.html",
+)
+@needs_nginx
+def private_status(facts: HostFacts, policy: Policy) -> Finding:
+    opened = []
+    for server in find_directives(facts.nginx.config or [], "server"):
+        if server.block is None:
+            continue
+        for location in [one for one in server.find("location") if one.child("stub_status") is not None] + (
+            [server] if server.child("stub_status") is not None else []
+        ):
+            listens = [one.args[0] for one in server.block if one.name == "listen" and one.args] or ["*:80"]
+            guarded = bool(location.find("deny")) or bool([one for one in server.block if one.name == "deny"])
+            if not guarded and not all(
+                listen.startswith(("127.", "[::1]", "unix:", "localhost")) for listen in listens
+            ):
+                opened.append(f"{place(location)} on {', '.join(listens)}")
+    desired = "loopback, or allow/deny"
+    return failed("; ".join(opened), desired) if opened else passed("not public", desired)

@@ -1,0 +1,116 @@
+# Copyright: the Metalserve authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the lab's tests share: run a playbook as a person would, look into a node, compare states."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+ENGINES, GATEWAY = ("engine1", "engine2"), "gateway1"
+NODES = (GATEWAY, *ENGINES)
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a playbook ended."""
+
+    code: int
+    output: str
+
+    @property
+    def changed(self) -> dict[str, int]:
+        """Return changed tasks per host, from the recap."""
+        rows = re.findall(r"^(\S+)\s+: ok=\d+\s+changed=(\d+)", self.output, flags=re.MULTILINE)
+        return {host: int(count) for host, count in rows}
+
+    @property
+    def end(self) -> str:
+        """Return the last lines, for a failing assertion."""
+        return "\n".join(self.output.splitlines()[-60:])
+
+
+def playbook_command(name: str, *arguments: str) -> list[str]:
+    """Return the command of ``ansible-playbook name -i inventory/lab``."""
+    return [str(BIN / "ansible-playbook"), name, "-i", "inventory/lab", *arguments]
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of a playbook: this Python's tools first, no colour."""
+    return {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1"}
+
+
+def playbook(name: str, *arguments: str, timeout_s: float = 900) -> Run:
+    """Run a playbook over the lab to its end."""
+    done = subprocess.run(
+        playbook_command(name, *arguments),
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    return Run(done.returncode, done.stdout)
+
+
+def on(node: str, command: str, check: bool = True) -> str:
+    """Run ``command`` with sh as root on a lab node and return its standard output."""
+    done = subprocess.run(
+        ["docker", "exec", f"metalserve-lab-{node}", "sh", "-c", command],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    if check:
+        assert done.returncode == 0, f"{node}: {command}: exit {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def code_on(node: str, command: str) -> int:
+    """Return the exit code of ``command`` on a lab node."""
+    return subprocess.run(
+        ["docker", "exec", f"metalserve-lab-{node}", "sh", "-c", command], capture_output=True, check=False, timeout=120
+    ).returncode
+
+
+OWNED = "/etc /opt /var/lib/metalserve"
+# What any use of a system writes by itself, or what a package manager or Docker owns below the owned folders.
+NOT_OURS = re.compile(
+    r"^/etc/(ld\.so\.cache|mtab|resolv\.conf|hosts|hostname|\.updated|\.pwd\.lock|machine-id|group-?|gshadow-?|passwd-?|shadow-?"
+    r"|subuid-?|subgid-?|rc\d\.d/.*|systemd/system/.*\.wants/.*|ssl/certs/.*|alternatives/.*)$"
+)
+
+
+def owned_files(node: str) -> dict[str, str]:
+    """Return path -> mtime of every regular file and link below the folders that site.yml writes to."""
+    listing = on(node, f"find {OWNED} -xdev \\( -type f -o -type l \\) -printf '%p\\t%T@\\n' 2>/dev/null || true")
+    pairs = (line.split("\t") for line in listing.splitlines())
+    return {path: mtime for path, mtime in pairs if not NOT_OURS.match(path)}
+
+
+def running_state(node: str) -> dict[str, Any]:
+    """Return what a no-op run must leave as it is: container starts, service PIDs, nginx workers, file times."""
+    services = on(
+        node,
+        "for unit in nginx metalserve-agent prometheus prometheus-alertmanager prometheus-node-exporter "
+        "prometheus-nginx-exporter mtail docker metalserve-firewall ssh; do "
+        "echo $unit $(systemctl show -p MainPID -p ActiveEnterTimestampMonotonic --value $unit.service); done",
+    )
+    state: dict[str, Any] = {"services": services, "files": owned_files(node)}
+    state["nginx"] = sorted(on(node, "pgrep -f 'nginx: (master|worker) process' || true").split())
+    if node in ENGINES:
+        ids = on(node, "docker ps -aq").split()
+        found = json.loads(on(node, f"docker inspect {' '.join(ids)}")) if ids else []
+        state["containers"] = {one["Name"]: (one["Id"], one["State"]["StartedAt"]) for one in found}
+    return state
