@@ -102,6 +102,7 @@ class Gateway:
     admin: int
     process: subprocess.Popen[bytes]
     context: ssl.SSLContext = field(repr=False)
+    mode: str = "plain"
 
     @contextmanager
     def connection(self, timeout: float = 10) -> Iterator[HTTPConnection]:
@@ -202,7 +203,7 @@ def gateway(folder: Path, pools: list[dict[str, Any]], **variables: Any) -> Iter
     try:
         wait_for(admin, process)
         context = ssl.create_default_context(cafile=str(tls / "server.crt"))
-        yield Gateway(folder, https, http, admin, process, context)
+        yield Gateway(folder, https, http, admin, process, context, str(variables.get("gateway_mode", "plain")))
     finally:
         process.terminate()
         process.wait(10)

@@ -238,8 +238,24 @@ function _M.balance()
     end
 end
 
+-- Header filter: a body that nginx itself could not read is answered with a page of its own; clients get JSON.
+function _M.head()
+    if ngx.status == 400 and ngx.header["Content-Type"] == "text/html" then
+        ngx.ctx.instead = cjson.encode({error = {
+            message = "The request could not be read.", type = "invalid_request_error", param = cjson.null, code = "bad_request",
+        }}) .. "\n"
+        ngx.header["Content-Type"] = "application/json"
+        ngx.header["Content-Length"] = #ngx.ctx.instead
+    end
+end
+
 -- Body filter: a part of an answer is progress; an error in the first part of a stream is a refusal that came as a 200.
 function _M.filter()
+    if ngx.ctx.instead then
+        ngx.arg[1], ngx.arg[2] = ngx.ctx.instead, true
+        ngx.ctx.instead = ""
+        return
+    end
     local id = ngx.var.metalserve_peer
     if not id or id == "" then
         return
