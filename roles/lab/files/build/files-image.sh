@@ -13,7 +13,7 @@ for variable in "$@"; do
   variables+=(--change "ENV $variable")
 done
 
-container=metalserve-lab-build-$(basename "${image/:/-}")
+container=$label-build-$(basename "${image/:/-}")
 trap 'docker rm -f "$container" >/dev/null 2>&1 || true' EXIT
 docker rm -f "$container" >/dev/null 2>&1 || true
 

@@ -9,7 +9,7 @@ set -euo pipefail
 
 folder=$1 image=$2 wheelhouse=$3 recipe=$4 key=$5 label=$6 owner=$7
 
-container=metalserve-lab-build-model
+container=$label-build-model
 trap 'docker rm -f "$container" >/dev/null 2>&1 || true' EXIT
 docker rm -f "$container" >/dev/null 2>&1 || true
 

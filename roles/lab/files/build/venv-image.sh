@@ -8,7 +8,7 @@ set -euo pipefail
 
 image=$1 base=$2 wheelhouse=$3 requirements=$4 entrypoint=$5 label=$6
 
-container=metalserve-lab-build-$(basename "${image/:/-}")
+container=$label-build-$(basename "${image/:/-}")
 trap 'docker rm -f "$container" >/dev/null 2>&1 || true' EXIT
 docker rm -f "$container" >/dev/null 2>&1 || true
 
@@ -19,8 +19,9 @@ docker run --name "$container" --label "metalserve.lab=$label" --network none \
     /opt/engine/bin/python "$(echo /mnt/pip-*.whl)/pip" install --disable-pip-version-check --no-input --no-cache-dir \
       --no-index --find-links /mnt --no-deps --requirement /media/requirements.txt
     # Headers and tests of libraries: nothing is compiled in this image.
-    find /opt/engine/lib -type d \( -path "*/torch/include" -o -path "*/torch/test" -o -path "*/numpy/*/tests" \) -prune \
-      -exec rm -rf {} +
+    cd /opt/engine/lib/python3*/site-packages
+    rm -rf torch/include
+    find numpy sympy numba networkx llvmlite -type d -name tests -prune -exec rm -rf {} +
   '
 docker commit --change "ENTRYPOINT $entrypoint" --change 'CMD []' --change "ENV PATH=/opt/engine/bin:/usr/bin:/bin" \
   --change "LABEL metalserve.lab=$label" "$container" "$image"
