@@ -216,16 +216,16 @@ def test_a_full_pool_answers_429_and_others_do_not_notice(gateway: Gateway) -> N
 
 def test_tokens_come_one_by_one(gateway: Gateway) -> None:
     with gateway.connection() as client:
-        body = json.dumps({"prompt": "tokens=6 gap=0.05", "stream": True})
+        body = json.dumps({"prompt": "tokens=6 gap=0.2", "stream": True})
         client.request("POST", "/v1/completions", body, {"Authorization": f"Bearer {harness.KEYS[0]['key']}"})
         answer = client.getresponse()
         arrivals = []
         while line := answer.readline():
             if line.startswith(b"data: {"):
                 arrivals.append(time.monotonic())
-    gaps = [later - earlier for earlier, later in zip(arrivals, arrivals[1:])]
     assert len(arrivals) == 6
-    assert min(gaps) > 0.02
+    # Held back they would all come at the end. This client may be late itself, so single gaps prove nothing.
+    assert arrivals[-1] - arrivals[0] > 0.5
 
 
 def test_a_client_that_leaves_stops_its_generation(gateway: Gateway) -> None:
