@@ -19,6 +19,26 @@ FALLBACK_DOCKER = "28.2.0"
 """Docker's version where none runs yet (a check before the first run); it only decides how GPUs are handed over."""
 
 
+def plans_of_host(pool_plans: Sequence[Mapping[str, Any]], host: str) -> list[dict[str, Any]]:
+    """Return the pool plans that put a replica, or a part of one, on ``host``, with those replicas alone.
+
+    A fleet has thousands of replicas; a node is sent its own.
+    """
+    found = []
+    for plan in pool_plans:
+        groups = {
+            name: members
+            for name, members in (plan.get("node_groups") or {}).items()
+            if any(member["host"] == host for member in members)
+        }
+        replicas = [
+            item for item in plan["replicas"] if item["host"] == host or f"{item['host']}/{item['replica']}" in groups
+        ]
+        if replicas:
+            found.append({**plan, "replicas": replicas, "node_groups": groups})
+    return found
+
+
 def engine_specs(
     replica_plans: Sequence[Mapping[str, Any]],
     pool_plans: Sequence[Mapping[str, Any]],
@@ -141,6 +161,7 @@ class FilterModule:
             "engine_replicas": engine_replicas,
             "group_addresses": group_addresses,
             "model_revisions": model_revisions,
+            "plans_of_host": plans_of_host,
             "model_values": model_values,
             "engine_firewall": engine_firewall,
         }

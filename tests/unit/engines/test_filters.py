@@ -32,6 +32,19 @@ def test_specs_join_plan_pool_and_node() -> None:
     assert [item["name"] for item in filters.engine_files(found)] == ["config.yaml", "start.sh"]
 
 
+def test_a_node_gets_its_own_part_of_the_plans() -> None:
+    replicas = [{"replica": f"short-{i}", "host": host, "address": "a", "port": 1} for host in "ab" for i in range(2)]
+    spread = [{"replica": "long-0", "host": "a", "address": "a", "port": 2}]
+    plans = [
+        pool_plan(replicas=replicas, node_groups={}),
+        pool_plan(pool="long", replicas=spread, node_groups={"a/long-0": [{"host": "a"}, {"host": "c"}]}),
+    ]
+    assert [(p["pool"], len(p["replicas"])) for p in filters.plans_of_host(plans, "a")] == [("short", 2), ("long", 1)]
+    assert [(p["pool"], len(p["replicas"])) for p in filters.plans_of_host(plans, "b")] == [("short", 2)]
+    assert filters.plans_of_host(plans, "c")[0]["replicas"] == spread
+    assert filters.plans_of_host(plans, "d") == []
+
+
 def test_node_without_docker_yet_can_be_planned() -> None:
     facts = {"docker": {"version": "", "swap_limit": True}, "nofile_limit": 0}
     assert filters.engine_specs([replica_plan()], [pool_plan()], POOLS, facts, "/r")
