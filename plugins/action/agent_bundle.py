@@ -27,7 +27,7 @@ class ActionModule(ActionBase):  # ansible-core ships no types
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return changed, dest, version, sha256 and a diff that names the file."""
         super().run(tmp, task_vars)
-        _, arguments = self.validate_argument_spec(
+        _validation, arguments = self.validate_argument_spec(
             {"src": {"type": "path", "required": True}, "dest": {"type": "path", "required": True}}
         )
         dest = arguments["dest"]

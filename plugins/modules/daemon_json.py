@@ -83,7 +83,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-keys:
+changed_keys:
   description: Settings that changed, as dotted paths.
   returned: always
   type: list
@@ -253,7 +253,7 @@ def main() -> None:
 
     module.exit_json(
         changed=bool(merged.changed) or state_changed,
-        keys=[".".join(item) for item in merged.changed],
+        changed_keys=[".".join(item) for item in merged.changed],
         kept=[".".join(item) for item in merged.kept],
         restart_for=[entry["key"] for entry in waiting],
         reloaded=[".".join(item) for item in reloadable] if pid else [],

@@ -100,7 +100,7 @@ def _manager(module: AnsibleModule) -> dict[str, int]:
         return found
     _rc, out, _err = module.run_command([program, "show", "--property=" + ",".join(names)])
     for line in out.splitlines():
-        name, _, value = line.partition("=")
+        name, _sign, value = line.partition("=")
         if name in names:
             found[names[name]] = limits.parse_limit(value)
     return found

@@ -57,7 +57,7 @@ def not_applicable(why: str) -> Finding:
     return Finding(NOT_APPLICABLE, why)
 
 
-CheckFunction = Callable[[Any, "Mapping[str, Any]"], Finding]
+CheckFunction = Callable[[Any, Mapping[str, Any]], Finding]
 
 
 @dataclass(frozen=True)

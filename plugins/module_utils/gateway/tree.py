@@ -195,7 +195,7 @@ def prune(root: str, keep: int) -> None:
             shutil.rmtree(entry.path, ignore_errors=True)
         elif entry.name != current:
             others.append((entry.stat().st_mtime, entry.path))
-    for _, path in sorted(others, reverse=True)[max(0, keep - 1) :]:
+    for _age, path in sorted(others, reverse=True)[max(0, keep - 1) :]:
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -228,7 +228,7 @@ def _write_files(base: str, tree: Tree, folder: str) -> None:
 
 def _read_folder(base: str) -> dict[str, tuple[bytes, int]]:
     found: dict[str, tuple[bytes, int]] = {}
-    for folder, _, names in os.walk(base):
+    for folder, _folders, names in os.walk(base):
         for name in names:
             path = os.path.join(folder, name)
             try:

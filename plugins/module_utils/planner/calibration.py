@@ -124,9 +124,12 @@ def calibrate(shape: ModelShape, reported: Reported, given: MemoryInput) -> Engi
         )
     base, _same = constants.engine_constants(given.version)
     plan = memory.predict(shape, dataclasses.replace(given, calibration=base))
-    assert reported.weights_gib is not None
-    assert reported.activation_gib is not None
-    assert reported.non_torch_gib is not None
+    if reported.weights_gib is None:
+        raise AssertionError("reported.weights_gib is known here")
+    if reported.activation_gib is None:
+        raise AssertionError("reported.activation_gib is known here")
+    if reported.non_torch_gib is None:
+        raise AssertionError("reported.non_torch_gib is known here")
     if not 0.95 < reported.weights_gib * GIB / plan.weights < 1.05:
         raise PlanError(
             f"--calibrate: the log says {reported.weights_gib} GiB of weights, {shape.architecture} of --config makes "
@@ -157,7 +160,8 @@ def calibrate(shape: ModelShape, reported: Reported, given: MemoryInput) -> Engi
     )
     # The tokens say the sum of all parts to a block; what rounding left is put where it was rounded, into activation.
     again = memory.predict(shape, dataclasses.replace(given, calibration=fitted))
-    assert reported.kv_cache_tokens is not None
+    if reported.kv_cache_tokens is None:
+        raise AssertionError("reported.kv_cache_tokens is known here")
     tokens = again.capacity.tokens
     if tokens and abs(tokens / reported.kv_cache_tokens - 1) < 0.02:
         rest = (tokens - reported.kv_cache_tokens) * again.capacity.bytes_per_token / MIB

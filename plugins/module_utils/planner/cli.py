@@ -175,11 +175,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         plan = offline.plan(_request(arguments))
     except DoesNotFitError as error:
         if arguments.json:
-            print(json.dumps({"error": error.message, "ways_out": error.ways_out}, indent=2))
-        print(f"plan: {error}", file=sys.stderr)
+            sys.stdout.write(json.dumps({"error": error.message, "ways_out": error.ways_out}, indent=2) + "\n")
+        sys.stderr.write(f"plan: {error}\n")
         return 1
     except PlanError as error:
-        print(f"plan: {error}", file=sys.stderr)
+        sys.stderr.write(f"plan: {error}\n")
         return 2
     sys.stdout.write(json.dumps(plan, indent=2) + "\n" if arguments.json else render.offline(plan))
     return 0

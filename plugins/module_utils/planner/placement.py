@@ -67,7 +67,8 @@ def _describe(node: Node, chosen: tuple[int, ...]) -> tuple[str, list[str]]:
     missing = _pairs_without_nvlink(node, chosen)
     if missing:
         links = node.links
-        assert links is not None
+        if links is None:
+            raise AssertionError("links is known here")
         a, b = missing[0]
         warnings.append(
             f"GPU {a} and GPU {b} are joined by {links[a][b] or 'nothing known'}, not by NVLink"
@@ -108,7 +109,8 @@ def place(node: Node, demands: Sequence[tuple[str, int]]) -> dict[str, Placement
                 best = score
             if number >= MOST_SETS:
                 break
-        assert best is not None
+        if best is None:
+            raise AssertionError("best is known here")
         chosen = best.order
         free = [index for index in free if index not in chosen]
         gpus = tuple(node.gpus[index] for index in chosen)

@@ -77,7 +77,8 @@ def _linear(name: str, count: int, rows: int, columns: int, bias: bool = False) 
 def _latent_attention(shape: ModelShape, count: int, heads: int) -> list[Tensor]:
     """Return the tensors of ``count`` layers of multi-head latent attention with ``heads`` heads on this GPU."""
     latent = shape.latent
-    assert latent is not None
+    if latent is None:
+        raise AssertionError("latent is known here")
     width = latent.nope_dim + latent.rope_dim
     low = latent.kv_rank + latent.rope_dim
     out = [Tensor("kv_a_layernorm", count, latent.kv_rank)]

@@ -145,7 +145,7 @@ def _quoted(line: str, position: int, number: int) -> tuple[str, int]:
         if character == '"':
             return "".join(value), place + 1
         if character == "\\":
-            _, escaped = next(characters, (place, ""))
+            _place, escaped = next(characters, (place, ""))
             value.append(_ESCAPES.get(escaped, "\\" + escaped))
         else:
             value.append(character)

@@ -66,7 +66,7 @@ def device_names(listing: str) -> dict[str, str]:
     """Return GPU name by UUID from the output of ``nvidia-smi -L``."""
     names: dict[str, str] = {}
     for line in listing.splitlines():
-        head, _, tail = line.partition("(UUID: ")
+        head, _mark, tail = line.partition("(UUID: ")
         if tail and ":" in head:
             names[tail.rstrip(") ")] = f"{head.split(':', 1)[0].strip()} {head.split(':', 1)[1].strip()}"
     return names

@@ -130,7 +130,7 @@ def agent_settings(
     Probe times are the longest of the node's pools, so that one loop serves all; their order is the plan's invariant.
     """
     mine = [(plan, replica) for plan in plans for replica in plan["replicas"] if replica["host"] == name]
-    times = [plan.get("times", {}) for plan, _ in mine]
+    times = [plan.get("times", {}) for plan, _replica in mine]
     expected_gpus = int(host.get("metalserve_expected_gpus") or 0) if is_gpu(host) else 0
     return {
         "listen": {"address": address, "port": port},

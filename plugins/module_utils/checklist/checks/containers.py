@@ -242,11 +242,13 @@ def image_pinned(facts: HostFacts, policy: Policy) -> Finding:
         image = one.image or ""
         if not image or re.match(r"^(sha256:)?[0-9a-f]{12,64}$", image):
             released = _released_image(facts, one)
-            if not (released and any(released.split("@")[-1] in digest for digest in one.repo_digests or [])):
+            if not (
+                released and any(released.rsplit("@", maxsplit=1)[-1] in digest for digest in one.repo_digests or [])
+            ):
                 dark.append(f"{one.name}: started by image id, its digest is not known")
         elif "@sha256:" in image:
             released = _released_image(facts, one)
-            if released and released.split("@")[-1] != image.split("@")[-1]:
+            if released and released.rsplit("@", maxsplit=1)[-1] != image.split("@")[-1]:
                 wrong.append(f"{one.name}: runs {image.split('@')[-1][:19]}, released {released.split('@')[-1][:19]}")
         elif image.endswith(":latest") or ":" not in image.rsplit("/", 1)[-1]:
             wrong.append(f"{one.name}: {image}")
