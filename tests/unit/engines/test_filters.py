@@ -130,7 +130,8 @@ for source in ("10.9.0.2", "10.9.0.3"):
         done = subprocess.run([*inside, sys.executable, "-c", client, source, port], stderr=subprocess.DEVNULL)
         print(source, port, "open" if done.returncode == 0 else "silent")
 run(*inside, sys.executable, "-c",
-    "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.sendto(b'x', ('10.9.0.1', 8100))")
+    "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('10.9.0.3', 0)); "
+    "s.sendto(b'x', ('10.9.0.1', 8100))")
 print("udp", udp.recv(10).decode())
 socket.create_connection(("10.9.0.1", 8100), 1)
 print("self open")
