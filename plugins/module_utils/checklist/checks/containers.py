@@ -366,7 +366,7 @@ def restart_policy(facts: HostFacts, policy: Policy) -> Finding:
     why="a release folder that was edited by hand, or a container that is not the current release's, is a surprise at the "
     "next restart",
     remedy="redeploy.yml brings node and release together",
-    source="DESIGN: releases are never edited in place",
+    source="docs/engines.md",
 )
 def config_is_running(facts: HostFacts, policy: Policy) -> Finding:
     engines = facts.metalserve.engines

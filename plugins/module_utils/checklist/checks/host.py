@@ -151,7 +151,7 @@ def docker_socket(facts: HostFacts, policy: Policy) -> Finding:
     tags=("engines", "gateway"),
     why="a key that others can read is everybody's key",
     remedy="chmod 0600 (0640 with a group that needs it), owner root",
-    source="DESIGN: secrets",
+    source="docs/architecture.md",
 )
 def secret_files(facts: HostFacts, policy: Policy) -> Finding:
     files = facts.metalserve.secrets
@@ -176,7 +176,7 @@ def secret_files(facts: HostFacts, policy: Policy) -> Finding:
     tags=("engines",),
     why="environment and arguments of a container are readable by everybody in the docker group, and end up in bug reports",
     remedy="give the key in a file that is mounted read-only; redeploy, and change the key",
-    source="DESIGN: secrets never on a command line",
+    source="docs/engines.md",
 )
 def keys_in_inspect(facts: HostFacts, policy: Policy) -> Finding:
     if facts.docker.containers is None:
@@ -201,7 +201,7 @@ def keys_in_inspect(facts: HostFacts, policy: Policy) -> Finding:
     tags=("engines",),
     why="an engine's own endpoints have no key, no limit and no log: the gateway is the one public door",
     remedy="start metalserve-firewall.service; listen on the private address",
-    source="DESIGN: engines behind one firewall set",
+    source="docs/engines.md",
 )
 def engine_ports(facts: HostFacts, policy: Policy) -> Finding:
     desired = "every engine port in the firewall's table, dropped for others"
