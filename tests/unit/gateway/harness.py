@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,13 @@ def pool(name: str, ports: list[int], max_model_len: int = 2048, in_flight: int 
     }
 
 
+@lru_cache(maxsize=1)
+def renderer() -> subprocess.Popen[str]:
+    """Return the one process that renders; loading Ansible takes a second. It ends with its input."""
+    script = str(Path(__file__).with_name("rendering.py"))
+    return subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
 def render(variables: Mapping[str, Any]) -> tree.Tree:
     """Return the tree that the role would write, without certificates. Raises AssertionError with Ansible's words."""
     known = {
@@ -81,12 +89,13 @@ def render(variables: Mapping[str, Any]) -> tree.Tree:
         "__gateway_nginx": {"version": "1.22.1", "lua": True},
         **variables,
     }
-    script = Path(__file__).with_name("rendering.py")
-    done = subprocess.run(
-        [sys.executable, script], input=json.dumps(known), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    rendered = json.loads(done.stdout)
+    process = renderer()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps(known) + "\n")
+    process.stdin.flush()
+    rendered = json.loads(process.stdout.readline())
+    assert "error" not in rendered, rendered["error"]
     files = {name: text.encode() for name, text in {**rendered["files"], **rendered["secret_files"]}.items()}
     main = (ROOT / "templates" / "gateway" / "nginx.conf.j2").read_bytes()
     return tree.Tree(main=main, files=files, secrets=frozenset(rendered["secret_files"]))

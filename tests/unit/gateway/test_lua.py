@@ -192,6 +192,7 @@ def test_a_drained_replica_gets_nothing_and_finishes_what_it_has(gateway: Gatewa
         (busy,) = [one["replica"] for one in replicas(gateway).values() if one["in_flight"]]
         turn(gateway, busy, False)
         assert json.loads(rotation_file.read_text())[busy]["by"] == "test@here"
+        assert rotation_file.stat().st_mode & 0o777 == 0o640
         for _ in range(9):
             answer, _ = gateway.ask(body=PROMPT)
             assert gateway.row(answer.headers["X-Request-Id"])["replica"] != busy

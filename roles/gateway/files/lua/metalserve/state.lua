@@ -5,8 +5,11 @@
 -- A replica gets requests when it is desired in (set by a person's playbook, kept on the disk) and observed healthy (set
 -- by the checker). Two owners, one for each half.
 
+local ffi = require "ffi"
 local cjson = require "cjson.safe"
 local config = require "metalserve.config"
+
+ffi.cdef "int chmod(const char *path, unsigned int mode);"
 
 local _M = {}
 
@@ -91,7 +94,8 @@ local function save()
     local text = next(all) and cjson.encode(all) or "{}"
     local written = file:write(text, "\n")
     local closed = file:close()
-    if not (written and closed) then
+    -- nginx works without a umask.
+    if not (written and closed and ffi.C.chmod(temporary, tonumber("640", 8)) == 0) then
         os.remove(temporary)
         return nil, "could not write " .. temporary
     end

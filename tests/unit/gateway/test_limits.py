@@ -1,0 +1,43 @@
+# Copyright: the Metalserve authors
+# SPDX-License-Identifier: Apache-2.0
+"""Limits per key, in both modes: rate and concurrency; one key's use is not another's."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.unit.gateway import harness
+from tests.unit.gateway.harness import Gateway
+
+
+@pytest.fixture(scope="module", params=["plain", "lua"])
+def gateway(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    ports = harness.free_ports(1)
+    options = {
+        "gateway_mode": request.param,
+        "gateway_rotation_file": f"{tempfile.gettempdir()}/no-such-folder/rotation.json",
+        "gateway_key_requests_per_second": 1,
+        "gateway_key_burst": 5,
+        "gateway_key_max_in_flight": 2,
+    }
+    with (
+        harness.standins(ports),
+        harness.gateway(tmp_path_factory.mktemp("limits"), [harness.pool("short", ports)], **options) as running,
+    ):
+        yield running
+
+
+def test_a_key_has_its_rate_and_its_room(gateway: Gateway) -> None:
+    with ThreadPoolExecutor(4) as clients:
+        together = list(clients.map(lambda _: gateway.ask(body={"prompt": "sleep=0.4"})[0].status, range(4)))
+    assert sorted(together) == [200, 200, 429, 429]
+    answers = [gateway.ask(body={"prompt": "x"}) for _ in range(6)]
+    codes = [answer.status for answer, _ in answers]
+    assert codes.count(200) in (2, 3)
+    refused = next((answer, body) for answer, body in answers if answer.status == 429)
+    assert (refused[1]["error"]["code"], refused[0].headers["Retry-After"]) == ("rate_limit_exceeded", "1")
+    assert gateway.ask(body={"prompt": "x"}, key=harness.KEYS[1]["key"])[0].status == 200
