@@ -67,8 +67,12 @@ overridden:
   description: Key and the file that sets it to another value at boot, after ours.
   returned: always
   type: dict
+governors:
+  description: CPU frequency governor and the number of policies that have it; empty where there is no frequency scaling.
+  returned: always
+  type: dict
 numa_nodes:
-  description: Number of NUMA nodes with memory.
+  description: Number of NUMA nodes.
   returned: always
   type: int
 """
@@ -99,6 +103,14 @@ def _place(key: str) -> str:
 def _numa_nodes() -> int:
     nodes = [path for path in glob.glob("/sys/devices/system/node/node*") if re.search(r"node\d+\Z", path)]
     return max(1, len(nodes))
+
+
+def _governors() -> dict[str, int]:
+    found: dict[str, int] = {}
+    for path in glob.glob("/sys/devices/system/cpu/cpufreq/policy*/scaling_governor"):
+        name = _read(path).strip()
+        found[name] = found.get(name, 0) + 1
+    return found
 
 
 def _other_files(own: str) -> list[tuple[str, str]]:
@@ -164,6 +176,7 @@ def main() -> None:
         different=sorted(different),
         not_applied=refused,
         overridden=sysctl.overridden(chosen, module.params["file_name"], _other_files(module.params["file_name"])),
+        governors=_governors(),
         numa_nodes=nodes,
         diff={
             "before_header": "running kernel",
