@@ -249,7 +249,9 @@ def image_pinned(facts: HostFacts, policy: Policy) -> Finding:
         elif "@sha256:" in image:
             released = _released_image(facts, one)
             if released and released.rsplit("@", maxsplit=1)[-1] != image.split("@")[-1]:
-                wrong.append(f"{one.name}: runs {image.split('@')[-1][:19]}, released {released.split('@')[-1][:19]}")
+                wrong.append(
+                    f"{one.name}: runs {image.split('@')[-1][:19]}, released {released.rsplit('@', maxsplit=1)[-1][:19]}"
+                )
         elif image.endswith(":latest") or ":" not in image.rsplit("/", 1)[-1]:
             wrong.append(f"{one.name}: {image}")
         else:
