@@ -27,7 +27,7 @@ from tests.unit.gateway.harness import Gateway
 
 PROMPT = {"model": "smollm2", "prompt": "a secret prompt"}
 VIP = "sk-vip-0123456789"
-KEYS = [
+KEYS: list[dict[str, Any]] = [
     *harness.KEYS[:1],
     {"name": "hashed", "sha256": hashlib.sha256(harness.KEYS[1]["key"].encode()).hexdigest()},
     {"name": "vip", "key": VIP, "vip": True},
