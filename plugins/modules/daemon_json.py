@@ -128,6 +128,8 @@ def _read(path: str) -> str:
             return stream.read()
     except FileNotFoundError:
         return ""
+    except OSError as error:
+        raise daemon_json.DaemonJsonError(f"{path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
         raise daemon_json.DaemonJsonError(
             f"{path} is not UTF-8 text (byte {error.start}). It was left as it is."
