@@ -35,7 +35,7 @@ def call(
     return result
 
 
-WANTED = {"settings": {"live-restore": True}, "log_rotation": {"max_size": "100m", "max_file": 3}}
+WANTED: dict[str, Any] = {"settings": {"live-restore": True}, "log_rotation": {"max_size": "100m", "max_file": 3}}
 
 
 def test_check_mode_tells_both_files_and_writes_neither(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
