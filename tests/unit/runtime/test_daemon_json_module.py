@@ -112,7 +112,7 @@ def test_what_waits_for_a_restart_is_told_until_dockerd_starts_again(
 ) -> None:
     signals: list[int] = []
     monkeypatch.setattr(daemon_json, "_daemon", lambda: (4711, 1.0))
-    monkeypatch.setattr(daemon_json.os, "kill", lambda pid, number: signals.append(pid))
+    monkeypatch.setattr("os.kill", lambda pid, number: signals.append(pid))
     first = call(tmp_path, capsys, **WANTED)
     assert first["reloaded"] == ["live-restore"]
     assert first["restart_for"] == ["log-driver", "log-opts"]
