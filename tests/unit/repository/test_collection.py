@@ -36,6 +36,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         str(BIN / "ansible-galaxy"),
         *("collection", "install", "--offline", "--no-deps", "-p", str(target), str(tarball)),
         cwd=work,
+        ANSIBLE_COLLECTIONS_PATH=str(target),  # one that is installed elsewhere on this machine is another
     )
     assert done.returncode == 0, done.stderr
     return target
