@@ -300,8 +300,12 @@ def _in(tree: Path, **more: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
     return subprocess.run(
         [program, "playbooks/validate.yml", "-i", GOOD],
-        cwd=tree, env={**clean, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_HOME": str(tree / ".home"), **more}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=tree,
+        env={**clean, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_HOME": str(tree / ".home"), **more},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_link_did_not_survive(checkout: Path) -> None:
