@@ -35,5 +35,6 @@ class FilterModule:
             "lab_apt_sources": _plain(host.apt_sources),
             "lab_recipe_key": _plain(host.recipe_key),
             "lab_standin_images": _plain(host.standin_images),
+            "lab_unfinished_nodes": _plain(host.unfinished_nodes),
             "lab_wheel_platforms": _plain(host.wheel_platforms),
         }

@@ -126,6 +126,22 @@ def _files_below(root: str, path: str) -> list[str]:
     return sorted(found)
 
 
+def unfinished_nodes(
+    results: Sequence[Mapping[str, Any]], hostvars: Mapping[str, Mapping[str, Any]], known_hosts: str
+) -> list[str]:
+    """Return the nodes that still need the lab's key in and their host key written down.
+
+    ``results`` are those of the loop that ran the containers. Writing the host key into ``known_hosts`` is a node's last
+    step, so a node that is unchanged and known there is finished, also after a run that was cut off.
+    """
+    known = {line.split()[0] for line in known_hosts.splitlines() if line.strip()}
+    return [
+        str(result["item"])
+        for result in results
+        if result.get("changed") or hostvars[result["item"]]["ansible_host"] not in known
+    ]
+
+
 def standin_images(image: str, variants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return name -> {image, environment} of the stand-in engine and of each of its variants.
 

@@ -122,3 +122,15 @@ def test_variant_of_the_stand_in_is_named_by_its_variables() -> None:
     other = host.standin_images("lab/standin:0123", {"crash": {"METALSERVE_STANDIN_FAULT": "oom"}})["standin_crash"]
     assert crash["image"].startswith("lab/standin:0123-crash-")
     assert crash["image"] != other["image"]
+
+
+def test_node_is_finished_when_unchanged_and_known() -> None:
+    results = [
+        {"item": "a", "changed": False},
+        {"item": "b", "changed": True},
+        {"item": "c", "changed": False},
+    ]
+    hostvars = {name: {"ansible_host": f"172.30.77.1{index}"} for index, name in enumerate("abc")}
+    known = "172.30.77.10 ssh-ed25519 AAAA\n\n172.30.77.11 ssh-ed25519 BBBB\n"
+    assert host.unfinished_nodes(results, hostvars, known) == ["b", "c"]
+    assert host.unfinished_nodes(results, hostvars, "") == ["a", "b", "c"]
