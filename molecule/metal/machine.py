@@ -182,9 +182,8 @@ def build(cache: Path) -> Path:
     for name in ("vmlinuz", "initrd.img"):
         shutil.copy(next((root / "boot").glob(f"{name}-*")), work / name)
     say("writing the disk")
-    subprocess.run(
-        ["mke2fs", "-q", "-t", "ext4", "-L", "root", "-d", str(root), str(work / "disk.img"), DISK_SIZE], check=True
-    )
+    disk = ["mke2fs", "-q", "-t", "ext4", "-L", "root", "-d", str(root), str(work / "disk.img"), DISK_SIZE]
+    subprocess.run(disk, check=True, stdout=sys.stderr)
     shutil.rmtree(root)
     work.rename(target)
     return target
