@@ -41,6 +41,10 @@ installed:
   description: Whether a dockerd program is there.
   returned: always
   type: bool
+client:
+  description: Whether the C(docker) command is there; some distributions have it in a package of its own.
+  returned: always
+  type: bool
 running:
   description: Whether the daemon answers on its socket.
   returned: always
@@ -126,6 +130,7 @@ def main() -> None:
     module.exit_json(
         changed=False,
         installed=program is not None,
+        client=host.which("docker") is not None,
         running=isinstance(answer, dict),
         version=version,
         min_api_version=min_api,
