@@ -8,7 +8,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: nginx_probe
-short_description: Say which nginx this machine has, or would get, and whether it has the Lua module
+short_description: Say which nginx this machine has, or would get, and whether a Lua module belongs to it
 version_added: 0.1.0
 description:
   - Read only. Where nginx is not installed yet, the version is the one that the package manager would install, so that
@@ -53,8 +53,9 @@ version:
   description: Version of nginx, such as 1.22.1.
   type: str
   returned: always
-lua:
-  description: Whether the Lua module is enabled.
+lua_fits:
+  description:
+    - Whether this distribution has a Lua module for nginx and a lua-resty-core that belong together.
   type: bool
   returned: always
 cryptography:
@@ -68,7 +69,6 @@ present:
   returned: always
 """
 
-import glob
 import importlib.util
 import os
 import re
@@ -77,6 +77,27 @@ from ansible.module_utils.basic import AnsibleModule
 
 FALLBACK_VERSION = "1.18.0"
 """The oldest nginx of a managed system (Ubuntu 22.04); where nothing can be asked, its subset is the safe one."""
+
+LUA_SINCE = {"debian": 12, "ubuntu": 24}
+"""First major version of a distribution whose nginx, Lua module and lua-resty-core were built for each other. Ubuntu
+22.04 has lua-resty-core in no matching version."""
+
+
+def lua_fits(os_release: str) -> bool:
+    """Return whether the distribution of an ``/etc/os-release`` text has a Lua module that the gateway can use."""
+    fields = dict(re.findall(r'^(ID|VERSION_ID)="?([^"\n]*)"?$', os_release, re.MULTILINE))
+    first = LUA_SINCE.get(fields.get("ID", ""))
+    number = re.match(r"\d+", fields.get("VERSION_ID", ""))
+    return first is not None and number is not None and int(number.group()) >= first
+
+
+def read_text(path: str) -> str:
+    """Return the text of a file; empty where it cannot be read."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return stream.read()
+    except OSError:
+        return ""
 
 
 def parse_version(text: str) -> str:
@@ -102,7 +123,7 @@ def main() -> None:
         changed=False,
         installed=installed,
         version=parse_version(out + err) or FALLBACK_VERSION,
-        lua=bool(glob.glob("/etc/nginx/modules-enabled/*http-lua*.conf")),
+        lua_fits=lua_fits(read_text("/etc/os-release")),
         cryptography=importlib.util.find_spec("cryptography") is not None,
         present=[path for path in module.params["files"] if os.path.exists(path)],
     )

@@ -86,7 +86,7 @@ def render(variables: Mapping[str, Any]) -> tree.Tree:
         "groups": {"gateways": ["gateway-a"]},
         "metalserve_api_keys": KEYS,
         "metalserve_engine_api_key": ENGINE_KEY,
-        "__gateway_nginx": {"version": "1.22.1", "lua": True},
+        "__gateway_nginx": {"version": "1.22.1", "lua_fits": True},
         **variables,
     }
     process = renderer()
@@ -111,7 +111,7 @@ class Gateway:
     admin: int
     process: subprocess.Popen[bytes]
     context: ssl.SSLContext = field(repr=False)
-    mode: str = "plain"
+    mode: str = "lua"
 
     @contextmanager
     def connection(self, timeout: float = 10) -> Iterator[HTTPConnection]:
@@ -212,7 +212,7 @@ def gateway(folder: Path, pools: list[dict[str, Any]], **variables: Any) -> Iter
     try:
         wait_for(admin, process)
         context = ssl.create_default_context(cafile=str(tls / "server.crt"))
-        yield Gateway(folder, https, http, admin, process, context, str(variables.get("gateway_mode", "plain")))
+        yield Gateway(folder, https, http, admin, process, context, str(variables.get("gateway_mode", "lua")))
     finally:
         process.terminate()
         process.wait(10)

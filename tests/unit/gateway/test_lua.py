@@ -97,7 +97,6 @@ def gateway(
         harness.pool("spare", ports[6:8], served_name="other", times=QUICK, body_limit_bytes=4096),
     ]
     options = {
-        "gateway_mode": "lua",
         "gateway_vip_share": 0.5,
         "gateway_rotation_file": str(rotation_file),
         "metalserve_api_keys": KEYS,

@@ -41,7 +41,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, ports: list[int]) -> Itera
         harness.pool("half", ports[4:6], served_name="other"),
     ]
     pools[3]["times"] = {**harness.TIMES, "gateway_read_s": 1}
-    with harness.standins(ports[:5]), harness.gateway(tmp_path_factory.mktemp("gateway"), pools) as running:
+    folder = tmp_path_factory.mktemp("gateway")
+    with harness.standins(ports[:5]), harness.gateway(folder, pools, gateway_mode="plain") as running:
         yield running
 
 

@@ -280,3 +280,20 @@ def test_versions_are_read_from_both_programs() -> None:
     assert nginx_probe.parse_version("nginx-light:\n  Installed: (none)\n  Candidate: 1.22.1-9+deb12u9\n") == "1.22.1"
     assert nginx_probe.parse_version("  Candidate: 1:1.26.3-3\n") == "1.26.3"
     assert nginx_probe.parse_version("  Candidate: (none)\n") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ('PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nVERSION_ID="12"\nID=debian\n', True),
+        ('ID=debian\nVERSION_ID="13"\n', True),
+        ('ID=debian\nVERSION_ID="11"\n', False),
+        ('VERSION_ID="24.04"\nID=ubuntu\nID_LIKE=debian\n', True),
+        ('ID=ubuntu\nVERSION_ID="22.04"\n', False),
+        ('ID="rhel"\nVERSION_ID="9.4"\n', False),
+        ("ID=debian\n", False),
+        ("", False),
+    ],
+)
+def test_lua_is_used_where_the_distribution_has_a_matching_module(text: str, fits: bool) -> None:
+    assert nginx_probe.lua_fits(text) is fits
