@@ -1,0 +1,154 @@
+# Copyright: the Metalserve authors
+# SPDX-License-Identifier: Apache-2.0
+"""What must happen next with a replica, from what is there now, whoever left it so.
+
+There is no other state than what a look at the node and the gateways shows: the links ``current`` and
+``previous``, whether the engine runs, the record of a change that was not proven yet, and the rotation. So a run that
+was killed at any moment is finished, or taken back, by the next one with the same rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+DRAIN, STOP, ACTIVATE, START, PROVE, RETURN = "drain", "stop", "activate", "start", "prove", "return"
+ORDER = (DRAIN, STOP, ACTIVATE, START, PROVE, RETURN)
+DONE = "done"
+
+PERSON = "drain-"
+"""Run ids of drains that a person asked for begin so. A redeploy never ends such a drain."""
+
+BEFORE = ("validate", "prefetch", "lint", "headroom")
+WITHIN = {
+    DRAIN: ("lock", "drain", "wait"),
+    STOP: ("baseline", "stop", "gpu_free"),
+    ACTIVATE: ("activate",),
+    START: ("start", "ready"),
+    PROVE: ("warm_up", "gate"),
+    RETURN: ("rotation", "soak", "unlock"),
+}
+"""The phases that a person sees, by step."""
+
+PHASES = (*BEFORE, *(phase for step in ORDER for phase in WITHIN[step]))
+
+
+@dataclass(frozen=True)
+class Replica:
+    """What is there. ``current``, ``goal`` and ``fallback`` are release hashes (``""``: none).
+
+    ``fallback``: the release that served last. ``running``: the engine of ``current`` runs. ``proven``: no change of
+    it is open. ``inside``: every gateway wants it in. ``held``: a person wants it out. ``failed``: this run's attempt
+    failed, so the way is back.
+    """
+
+    name: str
+    current: str
+    goal: str
+    fallback: str
+    running: bool
+    proven: bool
+    inside: bool
+    held: bool = False
+    failed: bool = False
+
+    @property
+    def wanted(self) -> str:
+        """The release that should serve in the end."""
+        return self.fallback if self.failed else self.goal
+
+
+def next_step(replica: Replica) -> str:
+    """Return the next step, ``done`` where there is none.
+
+    An engine is stopped, and an unproven one is asked, only while no gateway sends it requests.
+    """
+    if replica.current == replica.wanted and replica.running and replica.proven:
+        return DONE if replica.inside or replica.held else RETURN
+    if replica.inside:
+        return DRAIN
+    if replica.current != replica.wanted:
+        return STOP if replica.running else ACTIVATE
+    return PROVE if replica.running else START
+
+
+def after(replica: Replica, step: str) -> Replica:
+    """Return the replica as it is once ``step`` succeeded."""
+    if step == DRAIN:
+        return replace(replica, inside=False)
+    if step == STOP:
+        return replace(replica, running=False)
+    if step == ACTIVATE:
+        # What served before is what is gone back to; a way back leads to something that is proven again by the gate.
+        fallback = replica.fallback if replica.failed else replica.current if replica.proven else replica.fallback
+        return replace(replica, current=replica.wanted, fallback=fallback, proven=False)
+    if step == START:
+        return replace(replica, running=True)
+    if step == PROVE:
+        return replace(replica, proven=True)
+    if step == RETURN:
+        return replace(replica, inside=True)
+    raise ValueError(f"{step!r} is no step; it is one of {', '.join(ORDER)}")
+
+
+def way(replica: Replica) -> list[str]:
+    """Return all steps from here to where the replica should be, in order; empty where it is there."""
+    steps = []
+    while (step := next_step(replica)) != DONE:
+        steps.append(step)
+        replica = after(replica, step)
+    return steps
+
+
+def node_way(replicas: Sequence[Replica]) -> list[dict[str, Any]]:
+    """Return ``[{step, replicas}]`` of a node: each step once, for those replicas that need it."""
+    ways = {replica.name: way(replica) for replica in replicas}
+    found = []
+    for step in ORDER:
+        names = [name for name, steps in ways.items() if step in steps]
+        if names:
+            found.append({"step": step, "replicas": names})
+    return found
+
+
+def replica_of(
+    seen: Mapping[str, Any], goal: str, rotation: Mapping[str, Sequence[Mapping[str, Any]]], failed: bool
+) -> Replica:
+    """Return the Replica of one entry of metal.serve.engine_switch, ``rotation`` being each gateway's view of it.
+
+    ``rotation`` maps a gateway to its entries for this replica: ``in`` and, where it is out, the ``run`` that took it
+    out. A replica that a gateway does not know yet counts as in: there is nothing to put back.
+    """
+    record = seen.get("record") or {}
+    entries = [entry for found in rotation.values() for entry in found]
+    return Replica(
+        name=str(seen["replica"]),
+        current=str(seen["current"]),
+        goal=goal or str(seen["current"]),
+        fallback=str(record.get("from") or seen["current"]),
+        running=bool(seen["running"]),
+        proven=not record,
+        inside=all(entry["in"] for entry in entries),
+        held=any(not entry["in"] and str(entry.get("run", "")).startswith(PERSON) for entry in entries),
+        failed=failed,
+    )
+
+
+class RollbackError(ValueError):
+    """A rollback that has nowhere to go; one sentence."""
+
+
+def rollback_goal(seen: Mapping[str, Any]) -> str:
+    """Return the release that a rollback of a replica goes to. Raises RollbackError."""
+    name, current, previous = str(seen["replica"]), str(seen["current"]), str(seen["previous"])
+    record = seen.get("record") or {}
+    if record.get("from") and record["from"] != current:
+        return str(record["from"])
+    if not previous:
+        raise RollbackError(f"{name} has no previous release: it never served another one than {current[:12]}")
+    if previous == current:
+        raise RollbackError(f"{name}: previous and current are the same release {current[:12]}; nothing to go back to")
+    if previous not in seen.get("releases", [previous]):
+        raise RollbackError(f"{name}: the previous release {previous[:12]} is no longer on this node")
+    return previous
