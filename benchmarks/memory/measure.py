@@ -15,6 +15,7 @@ With several --gpu the cases are shared out, one engine on each GPU at a time; -
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import queue
@@ -67,15 +68,6 @@ def gpu_memory_used_mib(gpu: int) -> int:
     return int(subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout.strip())
 
 
-def alive(group: int) -> bool:
-    """Return whether a process group has members that are more than zombies."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 class Starter:
     """Starts servers on one GPU: each as a command, or from one process that has imported vLLM (``preload``)."""
 
@@ -121,14 +113,19 @@ class Starter:
         return int(self.answer())
 
     def running(self, group: int) -> bool:
-        """Return whether a server that was started here still runs."""
+        """Return whether the first process of a server that was started here still runs."""
         for child in self.children:
-            child.poll()
-        return alive(group)
+            if child.pid == group:
+                return child.poll() is None
+        try:
+            os.kill(group, 0)
+        except ProcessLookupError:
+            return False
+        return True
 
     def stop(self, group: int, gpu: int, idle_mib: int) -> None:
         """End a server's whole process group and wait until the GPU's memory is as it was."""
-        if alive(group):
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
         for _ in range(120):
             if not self.running(group) and gpu_memory_used_mib(gpu) <= idle_mib + 64:
