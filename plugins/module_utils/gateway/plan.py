@@ -35,22 +35,26 @@ PROBES: dict[str, dict[str, Any]] = {
         "health_503_is_death": True,
         "metrics_path": "/metrics",
         "progress_metric": "vllm:iteration_tokens_total_count",
+        "rejects_as_400": False,
     },
     "sglang": {
         "health_path": "/ping",
         "health_503_is_death": False,
         "metrics_path": "/metrics",
         "progress_metric": "sglang:generation_tokens_total",
+        "rejects_as_400": False,
     },
     "triton_vllm": {
         "health_path": "/health/ready",
         "health_503_is_death": False,
         "metrics_path": "/metrics",
         "progress_metric": "vllm:generation_tokens_total",
+        "rejects_as_400": True,
     },
 }
 """How the Lua gateway asks an engine whether it lives and steps. vLLM's /health is 503 only once its engine is dead;
-SGLang's /health generates a token and says 503 under a long prefill, so its /ping is asked, and any answer is life."""
+SGLang's /health generates a token and says 503 under a long prefill, so its /ping is asked, and any answer is life.
+Triton tells vLLM's full queue as a 400."""
 
 POOL_NAME = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9_-]{0,62}\Z")
 ADDRESS = re.compile(r"\A[A-Za-z0-9.:_-]+\Z")

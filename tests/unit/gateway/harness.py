@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import ssl
 import subprocess
@@ -18,6 +19,8 @@ from functools import lru_cache
 from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from ansible_collections.metal.serve.plugins.module_utils.gateway import tree
 
@@ -39,6 +42,13 @@ TIMES = {
     "probe_interval_s": 1.25,
     "probe_timeout_s": 1.0,
 }
+QUICK = {**TIMES, "probe_interval_s": 0.2, "probe_timeout_s": 0.15, "wedged_after_s": 1}
+"""The same with a checker in a hurry."""
+
+NGINX = os.environ.get("METALSERVE_TEST_NGINX", "nginx").split()
+"""The nginx under test; another distribution's may be named, such as ``chroot /srv/trixie nginx``."""
+
+NGINX_VERSION = subprocess.run([*NGINX, "-v"], capture_output=True, text=True, check=True).stderr.split("/")[1].split()[0]
 
 
 def free_ports(count: int) -> list[int]:
@@ -86,7 +96,7 @@ def render(variables: Mapping[str, Any]) -> tree.Tree:
         "groups": {"gateways": ["gateway-a"]},
         "metalserve_api_keys": KEYS,
         "metalserve_engine_api_key": ENGINE_KEY,
-        "__gateway_nginx": {"version": "1.22.1", "lua_fits": True},
+        "__gateway_nginx": {"version": NGINX_VERSION, "lua_fits": True},
         **variables,
     }
     process = renderer()
@@ -183,6 +193,32 @@ def standins(ports: list[int]) -> Iterator[None]:
         process.wait()
 
 
+class Engines:
+    """One stand-in process per port, so that each can be stopped and killed."""
+
+    def __init__(self, ports: list[int]) -> None:
+        self.running: dict[int, subprocess.Popen[bytes]] = {}
+        for port in ports:
+            self.start(port)
+        for port in ports:
+            wait_for(port)
+
+    def start(self, port: int) -> None:
+        """Start the engine of a port."""
+        script = Path(__file__).with_name("standin.py")
+        self.running[port] = subprocess.Popen([sys.executable, str(script), str(port)])
+
+    def signal(self, port: int, number: signal.Signals) -> None:
+        """Send a signal to the engine of a port."""
+        self.running[port].send_signal(number)
+
+    def stop(self) -> None:
+        """End all."""
+        for process in self.running.values():
+            process.kill()
+            process.wait()
+
+
 @contextmanager
 def gateway(folder: Path, pools: list[dict[str, Any]], **variables: Any) -> Iterator[Gateway]:
     """Serve ``pools`` with the role's configuration from ``folder``."""
@@ -208,7 +244,7 @@ def gateway(folder: Path, pools: list[dict[str, Any]], **variables: Any) -> Iter
     staged = tree.stage(str(folder), wanted)
     # Workers of a root nginx run as another user and read what the master has opened; the logs' folder is enough.
     os.chmod(folder, 0o755)
-    process = subprocess.Popen(["nginx", "-c", f"{staged}/nginx.conf", "-g", "daemon off;"], stderr=subprocess.PIPE)
+    process = subprocess.Popen([*NGINX, "-c", f"{staged}/nginx.conf", "-g", "daemon off;"], stderr=subprocess.PIPE)
     try:
         wait_for(admin, process)
         context = ssl.create_default_context(cafile=str(tls / "server.crt"))
@@ -228,3 +264,29 @@ def wait_for(port: int, process: subprocess.Popen[bytes] | None = None) -> None:
             raise AssertionError((process.stderr.read() if process.stderr else b"").decode())
         time.sleep(0.02)
     raise AssertionError(f"nothing listens on port {port}")
+
+
+def admin(gateway: Gateway, path: str, wish: dict[str, Any] | None = None) -> tuple[int, Any]:
+    data = None if wish is None else json.dumps(wish).encode()
+    try:
+        with urlopen(Request(f"http://127.0.0.1:{gateway.admin}{path}", data), timeout=5) as answer:
+            return answer.status, json.loads(answer.read())
+    except HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def replicas(gateway: Gateway) -> dict[str, dict[str, Any]]:
+    return {one["replica"]: one for pool in admin(gateway, "/state")[1]["pools"] for one in pool["replicas"]}
+
+
+def turn(gateway: Gateway, replica: str, wanted_in: bool) -> None:
+    status, _ = admin(gateway, "/rotation", {"replica": replica, "in": wanted_in, "by": "test@here", "run": "r1"})
+    assert status == 200
+
+
+def until(condition: Any, seconds: float = 8) -> float:
+    begin = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begin < seconds, "it did not happen in time"
+        time.sleep(0.05)
+    return time.monotonic() - begin

@@ -3,8 +3,8 @@
 """A small engine for gateway tests: it says what it was asked, streams when told, and misbehaves on request.
 
 Run as ``standin.py PORT [PORT...]``; every port is one engine. The prompt (first message, or ``prompt``) may hold
-orders: ``sleep=S`` before answering, ``status=N``, ``tokens=N``, ``gap=S`` between tokens, ``die`` (close
-without an answer), ``cut`` (break a stream off).
+orders: ``sleep=S`` before answering, ``status=N``, ``tokens=N``, ``gap=S`` between tokens, ``too_long=PORT`` (the engine on
+that port says that it is), ``die`` (close without an answer), ``cut`` (break a stream off).
 """
 
 from __future__ import annotations
@@ -53,6 +53,10 @@ class Engine(BaseHTTPRequestHandler):
         status = int(orders.get("status", 200))
         if status != 200:
             self._json(status, {"error": {"message": f"engine says {status}", "code": status}})
+            return
+        if orders.get("too_long") == str(self.connection.getsockname()[1]):
+            text = "This model's maximum context length is 2048 tokens. However, you requested 3000 tokens."
+            self._json(400, {"error": {"message": text, "type": "BadRequestError", "param": None, "code": 400}})
             return
         if "sse_error" in orders:
             self._refuse_in_stream()

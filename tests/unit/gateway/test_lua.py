@@ -17,13 +17,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from urllib.request import urlopen
 
 import pytest
 
 from tests.unit.gateway import harness
-from tests.unit.gateway.harness import Gateway
+from tests.unit.gateway.harness import QUICK, Engines, Gateway, admin, replicas, turn, until
 
 PROMPT = {"model": "smollm2", "prompt": "a secret prompt"}
 VIP = "sk-vip-0123456789"
@@ -32,38 +31,11 @@ KEYS: list[dict[str, Any]] = [
     {"name": "hashed", "sha256": hashlib.sha256(harness.KEYS[1]["key"].encode()).hexdigest()},
     {"name": "vip", "key": VIP, "vip": True},
 ]
-QUICK = {**harness.TIMES, "probe_interval_s": 0.2, "probe_timeout_s": 0.15, "wedged_after_s": 1}
 
 
 @pytest.fixture(scope="module")
 def ports() -> list[int]:
     return harness.free_ports(8)
-
-
-class Engines:
-    """One stand-in process per port, so that each can be stopped and killed."""
-
-    def __init__(self, ports: list[int]) -> None:
-        self.running: dict[int, subprocess.Popen[bytes]] = {}
-        for port in ports:
-            self.start(port)
-        for port in ports:
-            harness.wait_for(port)
-
-    def start(self, port: int) -> None:
-        """Start the engine of a port."""
-        script = Path(harness.__file__).with_name("standin.py")
-        self.running[port] = subprocess.Popen([sys.executable, str(script), str(port)])
-
-    def signal(self, port: int, number: signal.Signals) -> None:
-        """Send a signal to the engine of a port."""
-        self.running[port].send_signal(number)
-
-    def stop(self) -> None:
-        """End all."""
-        for process in self.running.values():
-            process.kill()
-            process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -103,32 +75,6 @@ def gateway(
     }
     with harness.gateway(tmp_path_factory.mktemp("gateway"), pools, **options) as running:
         yield running
-
-
-def admin(gateway: Gateway, path: str, wish: dict[str, Any] | None = None) -> tuple[int, Any]:
-    data = None if wish is None else json.dumps(wish).encode()
-    try:
-        with urlopen(Request(f"http://127.0.0.1:{gateway.admin}{path}", data), timeout=5) as answer:
-            return answer.status, json.loads(answer.read())
-    except HTTPError as error:
-        return error.code, json.loads(error.read())
-
-
-def replicas(gateway: Gateway) -> dict[str, dict[str, Any]]:
-    return {one["replica"]: one for pool in admin(gateway, "/state")[1]["pools"] for one in pool["replicas"]}
-
-
-def turn(gateway: Gateway, replica: str, wanted_in: bool) -> None:
-    status, _ = admin(gateway, "/rotation", {"replica": replica, "in": wanted_in, "by": "test@here", "run": "r1"})
-    assert status == 200
-
-
-def until(condition: Any, seconds: float = 8) -> float:
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begin < seconds, "it did not happen in time"
-        time.sleep(0.05)
-    return time.monotonic() - begin
 
 
 def engine_of(answer: Any) -> str:
@@ -199,7 +145,7 @@ def test_a_drained_replica_gets_nothing_and_finishes_what_it_has(gateway: Gatewa
         assert "[DONE]" in running.result()[1]
     until(lambda: replicas(gateway)[busy]["in_flight"] == 0)
     turn(gateway, busy, True)
-    assert json.loads(rotation_file.read_text()) == {}
+    assert json.loads(rotation_file.read_text())[busy]["in"] is True
     seen = set()
     for _ in range(30):
         seen.add(gateway.row(gateway.ask(body=PROMPT)[0].headers["X-Request-Id"])["replica"])

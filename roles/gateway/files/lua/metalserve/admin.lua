@@ -16,12 +16,17 @@ local function answer(status, value)
 end
 
 local function replica_state(replica)
-    local out, reason, since = state.out(replica.id), state.ill(replica.id)
+    local reason, since = state.ill(replica.id)
+    local desired = state.wish(replica.id) or {}
+    if replica.down then
+        desired = {by = "gateway_drained"}
+    end
+    desired["in"] = state.is_in(replica)
     return {
         replica = replica.id,
         address = replica.server,
         in_flight = state.in_flight(replica.id),
-        desired = out and {["in"] = false, by = out.by, run = out.run, since = out.since} or {["in"] = true},
+        desired = desired,
         observed = reason and {healthy = false, reason = reason, since = since} or {healthy = true},
     }
 end
@@ -89,7 +94,7 @@ function _M.metrics()
         for _, replica in ipairs(pool.servers) do
             local labels = string.format('{pool="%s",node="%s",replica="%s"} ', pool.name, replica.host, replica.replica)
             lines[#lines + 1] = "metalserve_gateway_in_flight" .. labels .. state.in_flight(replica.id)
-            lines[#lines + 1] = "metalserve_gateway_desired" .. labels .. (state.out(replica.id) and 0 or 1)
+            lines[#lines + 1] = "metalserve_gateway_desired" .. labels .. (state.is_in(replica) and 1 or 0)
             lines[#lines + 1] = "metalserve_gateway_healthy" .. labels .. (state.ill(replica.id) and 0 or 1)
         end
     end

@@ -3,11 +3,13 @@
 -- What routing needs to know of a request's body, without decoding it: top-level keys and about how many tokens.
 
 local ffi = require "ffi"
+local cjson = require "cjson.safe"
 
 local _M = {}
 
 local QUOTE, BACKSLASH, OPEN, CLOSE, OPEN_LIST, CLOSE_LIST, COLON = 34, 92, 123, 125, 91, 93, 58
-local WANTED = {model = true, max_tokens = true, max_completion_tokens = true}
+local LONGEST_NAME = 1024
+local WANTED = {model = true, max_tokens = true, max_completion_tokens = true, max_output_tokens = true}
 
 -- Return the position after the string that begins at position, or n + 1 where it does not end.
 local function after_string(bytes, position, n)
@@ -23,6 +25,18 @@ local function after_string(bytes, position, n)
         end
     end
     return n + 1
+end
+
+-- Return the text (of model) or the number (of the others) that begins at position, or nil.
+local function value(key, body, bytes, position, n)
+    if key ~= "model" then
+        return tonumber(body:sub(position + 1, position + 40):match("^%s*(%d+)%s*[,}]"))
+    end
+    while position < n and bytes[position] <= 32 do
+        position = position + 1
+    end
+    local stop = position < n and bytes[position] == QUOTE and after_string(bytes, position, n)
+    return stop and stop <= n and stop - position < LONGEST_NAME and cjson.decode(body:sub(position + 1, stop)) or nil
 end
 
 -- Return the wanted top-level keys of a JSON object: model as text, the others as numbers. Nested keys do not count, and
@@ -43,9 +57,7 @@ function _M.keys(body)
                 if next_one < n and bytes[next_one] == COLON and stop - position < 24 then
                     local key = body:sub(position + 2, stop - 1)
                     if WANTED[key] then
-                        local tail = body:sub(next_one + 2, next_one + 300)
-                        found[key] = key == "model" and tail:match('^%s*"([^"\\]*)"')
-                            or tonumber(tail:match("^%s*(%d+)%s*[,}]"))
+                        found[key] = value(key, body, bytes, next_one + 1, n)
                     end
                 end
             end

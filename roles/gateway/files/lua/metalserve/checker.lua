@@ -66,7 +66,8 @@ end
 
 local function is_wedged(replica, note)
     local id, now = replica.id, ngx.now()
-    local silent = now - state.progress(id)
+    local busy = state.busy_since(id)
+    local silent = now - math.max(state.progress(id), busy)
     if state.in_flight(id) == 0 or silent < replica.pool.wedged_after_s / 2 then
         note.counter = nil
         return false
@@ -77,7 +78,7 @@ local function is_wedged(replica, note)
         state.set_progress(id)
     end
     note.counter = value or note.counter
-    return now - state.progress(id) > replica.pool.wedged_after_s
+    return now - math.max(state.progress(id), busy) > replica.pool.wedged_after_s
 end
 
 -- Probe one replica and set what is observed.
@@ -119,12 +120,15 @@ end
 local rounds = 0
 
 local function round(premature)
-    if premature or ngx.worker.exiting() then
-        return
-    end
-    -- One worker leads; another takes over when it has not been heard of for two rounds.
     local pid, lease = ngx.worker.pid(), 2.5 * config.settings.probe_interval_ms / 1000
     local leader = shared:get("leader")
+    if premature or ngx.worker.exiting() then
+        if leader == pid then
+            shared:delete("leader")
+        end
+        return
+    end
+    -- One worker leads; another takes over when it left, or has not been heard of for two rounds.
     if leader and leader ~= pid then
         return
     end

@@ -68,14 +68,20 @@ local function read_body()
     return text
 end
 
+-- A chat template adds this many tokens at most; nothing else can make more tokens than bytes.
+local TEMPLATE_TOKENS = 512
+
 -- Return the pools that a request may use, best first: by name, else the model's pools that hold it, shortest first, else
--- the longest. The rest of the list is where it goes when the first has no replica.
+-- the longest. The rest of the list is where it goes when the first has no replica. Then, how many tokens it can be at
+-- the very most; or the name of a model that is not served.
 local function candidates(text)
+    local keys = text and body.keys(text) or {}
+    local answer = keys.max_completion_tokens or keys.max_tokens or keys.max_output_tokens or 0
+    local most = text and #text + answer + TEMPLATE_TOKENS or math.huge
     local named = config.by_name[ngx.var.http_x_metalserve_pool or ""]
     if named then
-        return {named}
+        return {named}, 0
     end
-    local keys = text and body.keys(text) or {}
     local pools = config.models[keys.model or config.default_model]
     if not pools then
         return nil, keys.model
@@ -85,9 +91,9 @@ local function candidates(text)
         need = body.tokens(text, config.settings.bytes_per_token)
     end
     if not need then
-        return {pools[#pools]}
+        return {pools[#pools]}, most
     end
-    need = need + (keys.max_completion_tokens or keys.max_tokens or 0)
+    need = need + answer
     ngx.var.metalserve_tokens = need
     local fit = {}
     for _, pool in ipairs(pools) do
@@ -95,7 +101,16 @@ local function candidates(text)
             fit[#fit + 1] = pool
         end
     end
-    return #fit > 0 and fit or {pools[#pools]}
+    return #fit > 0 and fit or {pools[#pools]}, most
+end
+
+-- Return the first pool of the same model that is longer than this one and has a replica.
+local function longer(pool)
+    for _, other in ipairs(config.models[pool.served_name]) do
+        if other.max_model_len > pool.max_model_len and #state.eligible(other) > 0 then
+            return other
+        end
+    end
 end
 
 -- Return the least loaded of a list's replicas, other than the one to avoid. Of a long list a few are looked at: the best
@@ -140,20 +155,24 @@ local function home(list, text)
     return best
 end
 
-local function choose(list, avoid, text)
+-- Return the replica for a request and what it has in flight. Only one with less than most keeps its sessions.
+local function choose(list, avoid, text, most)
     local best, count = least(list, avoid)
     local wanted = best and not avoid and home(list, text)
-    -- Warm caches are worth a short queue, not a long one.
-    if wanted and state.in_flight(wanted.id) <= 2 * count + config.settings.affinity_slack then
-        return wanted
+    if wanted then
+        local there = state.in_flight(wanted.id)
+        -- Warm caches are worth a short queue, not a long one.
+        if there < most and there <= 2 * count + config.settings.affinity_slack then
+            return wanted, there
+        end
     end
-    return best
+    return best, count
 end
 
 local function take(replica)
     if state.count(replica.id, 1) == 1 then
         -- From idle to busy: the time without progress begins now.
-        state.set_progress(replica.id)
+        state.set_busy(replica.id)
     end
     ngx.var.metalserve_peer = replica.id
 end
@@ -167,12 +186,45 @@ local function give_back()
     return id
 end
 
+-- Admission ------------------------------------------------------------------------------------------------------
+
+local function leave_pool()
+    if ngx.var.metalserve_counted ~= "" then
+        state.count("pool|" .. ngx.var.metalserve_counted, -1)
+        ngx.var.metalserve_counted = ""
+    end
+end
+
+local function too_many(rejected)
+    ngx.var.metalserve_rejected = rejected
+    return refuse(429, "rate_limit_error", "rate_limit_exceeded", "Too many requests in flight; try again shortly.")
+end
+
+-- Take the request into a pool and give it a replica of list, unless the pool or all of its replicas are full. A pool's
+-- room is planned for all of its replicas: each has its part of it, so that one that is out makes the room smaller.
+local function enter(pool, list, text)
+    local room = pool.max_in_flight
+    if config.has_vip and ngx.var.metalserve_vip == "" then
+        room = math.max(1, math.floor(room * (1 - config.settings.vip_share)))
+    end
+    ngx.var.metalserve_pool, ngx.var.metalserve_counted = pool.name, pool.name
+    local part = math.ceil(pool.max_in_flight / #pool.servers)
+    local replica, count = choose(list, nil, text, part)
+    if state.count("pool|" .. pool.name, 1) > room or count >= part then
+        return too_many("pool_full")
+    end
+    take(replica)
+    ngx.var.metalserve_upstream = pool.upstream
+end
+
 -- Access phase: body, pool, room, replica.
 function _M.access()
     local text = read_body()
-    local pools, unknown = candidates(text)
+    local pools, most = candidates(text)
     if not pools then
-        return refuse(404, "invalid_request_error", "model_not_found", "The model '" .. unknown .. "' does not exist.")
+        local name = most:match("^[%w._/@:+ -]+$")
+        local message = name and "The model '" .. name .. "' does not exist." or "There is no such model."
+        return refuse(404, "invalid_request_error", "model_not_found", message)
     end
     local pool, list
     for _, one in ipairs(pools) do
@@ -184,31 +236,37 @@ function _M.access()
     end
     ngx.var.metalserve_pool = (pool or pools[1]).name
     if not pool then
+        ngx.var.metalserve_rejected = "no_replica"
         ngx.header["Retry-After"] = "5"
         return refuse(503, "server_error", "unavailable", "No replica of this model is available; try again shortly.")
     end
     if text and #text > pool.body_limit_bytes then
         return refuse(413, "invalid_request_error", "request_too_large", "The body is larger than this model takes.")
     end
-    local room = pool.max_in_flight
-    if config.has_vip and ngx.var.metalserve_vip == "" then
-        room = math.max(1, math.floor(room * (1 - config.settings.vip_share)))
+    local allowed = config.settings.key_max_in_flight
+    ngx.var.metalserve_key_counted = "1"
+    if state.count("key|" .. ngx.var.metalserve_key_name, 1) > allowed and allowed > 0 then
+        return too_many("key_full")
     end
-    local key = "key|" .. ngx.var.metalserve_key_name
-    local pool_count, key_count = state.count("pool|" .. pool.name, 1), state.count(key, 1)
-    ngx.var.metalserve_counted = "1"
-    local most = config.settings.key_max_in_flight
-    if pool_count > room or (most > 0 and key_count > most) then
-        return refuse(429, "rate_limit_error", "rate_limit_exceeded", "Too many requests in flight; try again shortly.")
+    enter(pool, list, text)
+    -- Only where a replica could find the request too long is its 400 looked at: there the text of a 400 is lost.
+    if most > pool.max_model_len and longer(pool) then
+        return ngx.exec("@metalserve_climbing")
     end
-    take(choose(list, nil, text))
-    ngx.var.metalserve_upstream = pool.upstream
 end
 
--- A replica said 503: it is full, not dead. Once, and before any byte went out, another one is asked.
+-- A replica refused before any byte went out. Full (503): once, another one is asked. Too long, by its count (400): a
+-- longer pool is asked, and what that says is the answer.
 function _M.retry()
-    local first = give_back()
-    local pool = config.by_name[ngx.var.metalserve_pool]
+    local pool, first = config.by_name[ngx.var.metalserve_pool], give_back()
+    if (ngx.var.upstream_status or ""):match("(%d+)$") == "400" then
+        local above = longer(pool)
+        leave_pool()
+        if not above then
+            return refuse(503, "server_error", "unavailable", "No replica for this length is available; try again shortly.")
+        end
+        return enter(above, state.eligible(above), read_body())
+    end
     local other = choose(state.eligible(pool), first)
     ngx.var.metalserve_rejected = "503"
     if not other then
@@ -238,8 +296,23 @@ function _M.balance()
     end
 end
 
--- Header filter: a body that nginx itself could not read is answered with a page of its own; clients get JSON.
+-- What clients may know of an engine's answer. Everything else is the engine's own affair.
+local SHOWN = {}
+for name in ([[connection content-encoding content-length content-type date retry-after server transfer-encoding
+    www-authenticate x-request-id]]):gmatch("%S+") do
+    SHOWN[name] = true
+end
+
+-- Header filter: an engine's own headers stay here; and a body that nginx itself could not read is answered with a page
+-- of its own, where clients get JSON.
 function _M.head()
+    if ngx.var.metalserve_peer ~= "" then
+        for name in pairs(ngx.resp.get_headers(0, true)) do
+            if not SHOWN[name:lower()] then
+                ngx.header[name] = nil
+            end
+        end
+    end
     if ngx.status == 400 and ngx.header["Content-Type"] == "text/html" then
         ngx.ctx.instead = cjson.encode({error = {
             message = "The request could not be read.", type = "invalid_request_error", param = cjson.null, code = "bad_request",
@@ -270,7 +343,7 @@ function _M.filter()
         if part and #part > 0 then
             ngx.ctx.looked = true
             local begins_with_error = part:find("^data: ?{%s*\"error\"")
-            local is_full = ngx.status == 400 and part:lower():find("queue", 1, true)
+            local is_full = ngx.status == 400 and config.replicas[id].pool.rejects_as_400 and part:lower():find("queue", 1, true)
             if begins_with_error or is_full then
                 ngx.var.metalserve_rejected = begins_with_error and "in_stream" or "as_400"
             end
@@ -280,8 +353,8 @@ end
 
 -- Log phase: whatever happened, the request is over.
 function _M.done()
-    if ngx.var.metalserve_counted == "1" then
-        state.count("pool|" .. ngx.var.metalserve_pool, -1)
+    leave_pool()
+    if ngx.var.metalserve_key_counted == "1" then
         state.count("key|" .. ngx.var.metalserve_key_name, -1)
     end
     -- The variables stay as they are: the access log may be written after this.

@@ -9,7 +9,11 @@ local ffi = require "ffi"
 local cjson = require "cjson.safe"
 local config = require "metalserve.config"
 
-ffi.cdef "int chmod(const char *path, unsigned int mode);"
+ffi.cdef [[
+int chmod(const char *path, unsigned int mode);
+int fileno(void *stream);
+int fsync(int descriptor);
+]]
 
 local _M = {}
 
@@ -24,9 +28,32 @@ end
 
 -- Counters -------------------------------------------------------------------------------------------------------
 
+-- Return when a process began, in ticks since boot, or nil where there is none. A dead child whose parent has not looked
+-- yet is a zombie.
+local function birth(pid)
+    local file = io.open("/proc/" .. pid .. "/stat", "rb")
+    if not file then
+        return nil
+    end
+    local status, rest = (file:read("*l") or ""):match("%) (%a)(.*)$")
+    file:close()
+    return status and status ~= "Z" and rest:match("^" .. (" %S+"):rep(18) .. " (%d+)") or nil
+end
+
+-- The name of this worker. A number alone may be another process's later.
+local named, own_name = nil, nil
+
+local function me()
+    local pid = ngx.worker.pid()
+    if named ~= pid then
+        named, own_name = pid, pid .. "@" .. (birth(pid) or "")
+    end
+    return own_name
+end
+
 -- Count delta on a counter; the worker's own share is noted, so that it can be taken back if the worker dies.
 function _M.count(counter, delta)
-    mirror:incr(ngx.worker.pid() .. "|" .. counter, delta, 0)
+    mirror:incr(me() .. "|" .. counter, delta, 0)
     local now = shared:incr("n|" .. counter, delta, 0) or 0
     if now < 0 then
         shared:incr("n|" .. counter, -now, 0)
@@ -39,26 +66,15 @@ function _M.in_flight(counter)
     return shared:get("n|" .. counter) or 0
 end
 
-local function alive(pid)
-    local file = io.open("/proc/" .. pid .. "/stat", "rb")
-    if not file then
-        return false
-    end
-    local line = file:read("*l") or ""
-    file:close()
-    -- A dead child whose parent has not looked yet is a zombie.
-    return not line:match("%) Z ")
-end
-
 -- Take back what workers that are gone had in flight.
 function _M.forget_dead_workers()
     local dead = {}
     for _, name in ipairs(mirror:get_keys(0)) do
-        local pid, counter = name:match("^(%d+)|(.*)$")
-        if dead[pid] == nil then
-            dead[pid] = not alive(pid)
+        local worker, pid, began, counter = name:match("^((%d+)@(%d*))|(.*)$")
+        if worker and dead[worker] == nil then
+            dead[worker] = birth(pid) ~= began
         end
-        if dead[pid] then
+        if dead[worker] then
             local left = mirror:get(name) or 0
             mirror:delete(name)
             if left > 0 then
@@ -74,16 +90,22 @@ end
 
 -- Rotation: desired ----------------------------------------------------------------------------------------------
 
--- Return {by, since, run} where a replica is desired out, else nil.
-function _M.out(id)
-    local text = shared:get("out|" .. id)
+-- Return what playbooks wish for a replica, {in, by, run, since}; nil where nobody ever said: then it is in.
+function _M.wish(id)
+    local text = shared:get("wish|" .. id)
     return text and cjson.decode(text) or nil
+end
+
+-- Return whether a replica is desired in.
+function _M.is_in(replica)
+    local wish = _M.wish(replica.id)
+    return not replica.down and (not wish or wish["in"])
 end
 
 local function save()
     local all = {}
     for id in pairs(config.replicas) do
-        all[id] = _M.out(id)
+        all[id] = _M.wish(id)
     end
     local path = config.settings.rotation_file
     local temporary = path .. "." .. ngx.worker.pid()
@@ -92,7 +114,7 @@ local function save()
         return nil, err
     end
     local text = next(all) and cjson.encode(all) or "{}"
-    local written = file:write(text, "\n")
+    local written = file:write(text, "\n") and file:flush() and ffi.C.fsync(ffi.C.fileno(file)) == 0
     local closed = file:close()
     -- nginx works without a umask.
     if not (written and closed and ffi.C.chmod(temporary, tonumber("640", 8)) == 0) then
@@ -104,11 +126,9 @@ end
 
 -- Set whether a replica is desired in. Returns true, or nil and why it could not be kept on the disk.
 function _M.set_desired(id, wanted_in, by, run)
-    if wanted_in then
-        shared:delete("out|" .. id)
-    else
-        shared:set("out|" .. id, cjson.encode({by = by, run = run, since = ngx.time()}))
-    end
+    local before = _M.wish(id)
+    local since = before and before["in"] == wanted_in and before.since or ngx.time()
+    shared:set("wish|" .. id, cjson.encode({["in"] = wanted_in, by = by, run = run, since = since}))
     changed()
     return save()
 end
@@ -132,7 +152,9 @@ function _M.load_rotation()
     end
     for id, entry in pairs(all) do
         if type(entry) == "table" then
-            shared:set("out|" .. id, cjson.encode(entry))
+            -- An entry that says nothing else is one of a replica that was taken out.
+            entry["in"] = entry["in"] == true
+            shared:set("wish|" .. id, cjson.encode(entry))
         end
     end
 end
@@ -167,13 +189,22 @@ function _M.set_well(id)
     end
 end
 
--- The moment of a replica's last sign of progress, as the gateway sees it.
+-- The moment of a replica's last sign of progress: a part of an answer, or a step of the engine's own counter.
 function _M.progress(id)
     return shared:get("progress|" .. id) or 0
 end
 
 function _M.set_progress(id)
     shared:set("progress|" .. id, ngx.now())
+end
+
+-- The moment since which a replica that was idle has work.
+function _M.busy_since(id)
+    return shared:get("busy|" .. id) or 0
+end
+
+function _M.set_busy(id)
+    shared:set("busy|" .. id, ngx.now())
 end
 
 -- Choice ---------------------------------------------------------------------------------------------------------
@@ -188,7 +219,7 @@ function _M.eligible(pool)
     if not list then
         list = {}
         for _, replica in ipairs(pool.servers) do
-            if not shared:get("out|" .. replica.id) and not shared:get("ill|" .. replica.id) then
+            if _M.is_in(replica) and not shared:get("ill|" .. replica.id) then
                 list[#list + 1] = replica
             end
         end
