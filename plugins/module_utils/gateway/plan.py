@@ -56,6 +56,13 @@ PROBES: dict[str, dict[str, Any]] = {
 SGLang's /health generates a token and says 503 under a long prefill, so its /ping is asked, and any answer is life.
 Triton tells vLLM's full queue as a 400."""
 
+MIB = 1024 * 1024
+SHARED_BYTES_PER_REPLICA = 2048
+"""Eight entries of shared memory, 256 bytes each with their bookkeeping; a dictionary that is full forgets the oldest."""
+
+MOST_WORKERS = 64
+"""nginx workers for which every replica's count has room."""
+
 POOL_NAME = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9_-]{0,62}\Z")
 ADDRESS = re.compile(r"\A[A-Za-z0-9.:_-]+\Z")
 MODEL_NAME = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._/@:+-]{0,255}\Z")
@@ -200,7 +207,7 @@ def gateway_plan(
                 "probe_interval_ms": _milliseconds(times, "probe_interval_s"),
                 "probe_timeout_ms": _milliseconds(times, "probe_timeout_s"),
                 **PROBES.get(str(pool["engine"]), PROBES["vllm"]),
-                "max_in_flight": max(1, math.ceil(int(pool["admission"]["max_in_flight"]) / max(1, gateways))),
+                **_admission(pool["admission"], len(servers), max(1, gateways)),
             }
         )
     variables = [pool["variable"] for pool in planned]
@@ -212,6 +219,7 @@ def gateway_plan(
     routes = length_routes(pools, float(bytes_per_token))
     body_limit = max(pool["body_limit_bytes"] for pool in planned)
     in_flight = sum(int(pool["max_in_flight"]) for pool in planned)
+    replicas = sum(len(pool["servers"]) for pool in planned)
     clients = max(MIN_CLIENT_CONNECTIONS, 4 * in_flight) if max_client_connections == 0 else max_client_connections
     connections = _round_up(clients + in_flight + UPSTREAM_KEEPALIVE * len(planned), CONNECTIONS_STEP)
     return {
@@ -223,6 +231,8 @@ def gateway_plan(
         "bytes_per_token": float(bytes_per_token),
         "body_limit_bytes": body_limit,
         "body_buffer_bytes": min(body_limit, MAX_BODY_IN_MEMORY),
+        "shared_mib": max(4, math.ceil(replicas * SHARED_BYTES_PER_REPLICA / MIB)),
+        "workers_mib": max(2, math.ceil(replicas * SHARED_BYTES_PER_REPLICA / MIB * MOST_WORKERS / 8)),
         "fail_timeout_s": FAIL_TIMEOUT_S,
         "client_keepalive_s": max(_seconds(pool["times"], "client_keepalive_s") for pool in pools),
         "probe_interval_ms": min(pool["probe_interval_ms"] for pool in planned),
@@ -307,6 +317,23 @@ def subject_alt_names(names: Sequence[Any]) -> list[str]:
 def _digits(count: int) -> str:
     """Return a pattern for ``count`` digits."""
     return "" if count == 0 else "[0-9]" if count == 1 else f"[0-9]{{{count}}}"
+
+
+def _admission(admission: Mapping[str, Any], replicas: int, gateways: int) -> dict[str, int]:
+    """Return a pool's room: the batches of all its replicas and one queue, shared between the gateways.
+
+    ``admission`` is a PoolPlan's: ``max_in_flight`` is one replica's max_num_seqs and the queue. A replica that is out
+    takes its batch with it, so the Lua gateway computes the room of those that are in from the same numbers.
+    """
+    queue, most = int(admission["queue"]), int(admission["max_in_flight"])
+    seqs = max(1, most - queue)
+    return {
+        "max_num_seqs": seqs,
+        "queue": queue,
+        "gateways": gateways,
+        "max_in_flight": math.ceil((replicas * seqs + queue) / gateways),
+        "replica_max_in_flight": math.ceil(most / gateways),
+    }
 
 
 def _models(pools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

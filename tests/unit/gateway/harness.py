@@ -48,7 +48,9 @@ QUICK = {**TIMES, "probe_interval_s": 0.2, "probe_timeout_s": 0.15, "wedged_afte
 NGINX = os.environ.get("METALSERVE_TEST_NGINX", "nginx").split()
 """The nginx under test; another distribution's may be named, such as ``chroot /srv/trixie nginx``."""
 
-NGINX_VERSION = subprocess.run([*NGINX, "-v"], capture_output=True, text=True, check=True).stderr.split("/")[1].split()[0]
+NGINX_VERSION = (
+    subprocess.run([*NGINX, "-v"], capture_output=True, text=True, check=True).stderr.split("/")[1].split()[0]
+)
 
 
 def free_ports(count: int) -> list[int]:
@@ -77,7 +79,7 @@ def pool(name: str, ports: list[int], max_model_len: int = 2048, in_flight: int 
         "max_model_len": max_model_len,
         "body_limit_bytes": 1048576,
         "times": TIMES,
-        "admission": {"max_in_flight": in_flight, "queue": 10},
+        "admission": {"max_in_flight": in_flight, "queue": in_flight // 4},
         **more,
     }
 

@@ -141,7 +141,9 @@ def over_http2(gateway: Gateway, body: bytes, *options: str) -> tuple[int, str, 
 
 
 @pytest.mark.parametrize("options", [("--data-binary", "@-"), ("-X", "POST", "-T", "-")])
-@pytest.mark.parametrize(("words", "model", "engine"), [(10, "smollm2", 0), (10, "lab/other", 4), (12_000, "smollm2", 3)])
+@pytest.mark.parametrize(
+    ("words", "model", "engine"), [(10, "smollm2", 0), (10, "lab/other", 4), (12_000, "smollm2", 3)]
+)
 def test_http2_with_and_without_a_length(
     gateway: Gateway, ports: list[int], options: tuple[str, ...], words: int, model: str, engine: int
 ) -> None:

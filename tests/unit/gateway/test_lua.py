@@ -35,7 +35,7 @@ KEYS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def ports() -> list[int]:
-    return harness.free_ports(8)
+    return harness.free_ports(10)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def rotation_file() -> Iterator[Path]:
 def gateway(
     tmp_path_factory: pytest.TempPathFactory, ports: list[int], engines: Engines, rotation_file: Path
 ) -> Iterator[Gateway]:
-    """Pools: short (three replicas), long (one), tight (four in flight), main and its fallback spare."""
+    """Pools: short (three replicas), long (one), tight (four in flight), main and its fallback spare, pair."""
     assert engines.running
     pools = [
         harness.pool("short", ports[:3], times=QUICK),
@@ -67,6 +67,7 @@ def gateway(
         harness.pool("tight", ports[4:5], in_flight=4, served_name="tight-model", times=QUICK),
         harness.pool("main", ports[5:6], served_name="other", times=QUICK),
         harness.pool("spare", ports[6:8], served_name="other", times=QUICK, body_limit_bytes=4096),
+        harness.pool("pair", ports[8:10], in_flight=4, served_name="pair-model", times=QUICK),
     ]
     options = {
         "gateway_vip_share": 0.5,
@@ -265,6 +266,26 @@ def test_vip_keys_keep_their_share(gateway: Gateway) -> None:
         assert [future.result() for future in special] == [200, 200]
 
 
+def test_a_pools_room_is_its_batches_and_one_queue(gateway: Gateway) -> None:
+    """Two replicas with a batch of three and a queue of one: seven; four while one of them is out. A VIP has them all."""
+
+    def statuses(count: int) -> list[int]:
+        def one(_: int) -> int:
+            answer, body = gateway.ask(body={"model": "pair-model", "prompt": "sleep=0.7"}, key=VIP)
+            if answer.status == 429:
+                assert (answer.headers["Retry-After"], body["error"]["type"]) == ("1", "rate_limit_error")
+                assert gateway.row(answer.headers["X-Request-Id"])["rejected"] == "pool_full"
+            return answer.status
+
+        with ThreadPoolExecutor(count) as clients:
+            return sorted(clients.map(one, range(count)))
+
+    assert statuses(9) == [200] * 7 + [429] * 2
+    turn(gateway, "node-1/pair-0", False)
+    assert statuses(6) == [200] * 4 + [429] * 2
+    turn(gateway, "node-1/pair-0", True)
+
+
 def test_the_model_in_the_body_chooses(gateway: Gateway) -> None:
     nested = {"metadata": {"model": "tight-model"}, "prompt": 'say "model": "tight-model"', "model": "other"}
     answer, _ = gateway.ask(body=nested)
@@ -337,4 +358,4 @@ def test_metrics_name_every_replica(gateway: Gateway) -> None:
     with urlopen(f"http://127.0.0.1:{gateway.admin}/metrics", timeout=5) as answer:
         text = answer.read().decode()
     assert 'metalserve_gateway_healthy{pool="short",node="node-2",replica="short-0"} 1' in text
-    assert text.count("metalserve_gateway_in_flight{") == 8
+    assert text.count("metalserve_gateway_in_flight{") == 10

@@ -200,17 +200,35 @@ local function too_many(rejected)
     return refuse(429, "rate_limit_error", "rate_limit_exceeded", "Too many requests in flight; try again shortly.")
 end
 
--- Take the request into a pool and give it a replica of list, unless the pool or all of its replicas are full. A pool's
--- room is planned for all of its replicas: each has its part of it, so that one that is out makes the room smaller.
-local function enter(pool, list, text)
-    local room = pool.max_in_flight
+-- Return how many requests the replicas of list may have together: their batches and the pool's queue, this gateway's part.
+local function room(pool, list)
+    local most = math.ceil((#list * pool.max_num_seqs + pool.queue) / pool.gateways)
     if config.has_vip and ngx.var.metalserve_vip == "" then
-        room = math.max(1, math.floor(room * (1 - config.settings.vip_share)))
+        most = math.max(1, math.floor(most * (1 - config.settings.vip_share)))
     end
+    return most
+end
+
+-- Return how many of a pool's requests are with replicas that get no new ones.
+local function elsewhere(pool, list)
+    local count = 0
+    if #list < #pool.servers then
+        for _, replica in ipairs(pool.servers) do
+            count = count + state.in_flight(replica.id)
+        end
+        for _, replica in ipairs(list) do
+            count = count - state.in_flight(replica.id)
+        end
+    end
+    return count
+end
+
+-- Take the request into a pool and give it a replica of list, unless these are full.
+local function enter(pool, list, text)
     ngx.var.metalserve_pool, ngx.var.metalserve_counted = pool.name, pool.name
-    local part = math.ceil(pool.max_in_flight / #pool.servers)
-    local replica, count = choose(list, nil, text, part)
-    if state.count("pool|" .. pool.name, 1) > room or count >= part then
+    local replica, count = choose(list, nil, text, pool.replica_max_in_flight)
+    local pool_count = state.count("pool|" .. pool.name, 1) - elsewhere(pool, list)
+    if pool_count > room(pool, list) or count >= pool.replica_max_in_flight then
         return too_many("pool_full")
     end
     take(replica)
