@@ -249,7 +249,7 @@ POOL = (
         low=1,
         high=86400,
     ),
-    Key("queue", "int", "Requests that may wait in the pool, beyond the batches of its replicas, before 429.", default=100, low=0),
+    Key("queue", "int", "Requests that may wait in the pool, beyond its batches, before 429.", default=100, low=0),
     Key("fallback", "str", "Pool that takes over when no replica of this one is left.", empty=False, unread=True),
     Key("workload", "mapping", "The load that is wanted; the plan rests on it.", keys=WORKLOAD),
     Key("slo", "mapping", "What is promised to clients.", keys=SLO),
