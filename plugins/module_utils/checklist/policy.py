@@ -30,6 +30,46 @@ DEFAULT_POLICY: dict[str, Any] = {
     "disk_free_gib_minimum": 20,
     "clock_offset_seconds_maximum": 1.0,
     "gpu_memory_margin_mib": 512,
+    "engine_start_seconds_maximum": 900,  # a replica that does not answer is starting for so long, then it failed
+    "model_deep": False,  # compare SHA-256 of every model file; the collector must be asked for the group deep
+    "alerts": [
+        {
+            "what": "gpu_util > 90 % for 5 minutes",
+            "metrics": ["metalserve_gpu_utilization_ratio", "DCGM_FI_DEV_GPU_UTIL"],
+            "above": 0.90,
+            "for_s": 300,
+            "gpu": True,
+        },
+        {
+            "what": "memory_fragmentation > 35 % (memory beyond the plan)",
+            "metrics": ["metalserve_gpu_memory_unplanned_ratio"],
+            "above": 0.35,
+            "gpu": True,
+        },
+        {
+            "what": "GPU memory > 90 %",
+            "metrics": ["metalserve_replica_gpu_memory_used_bytes", "DCGM_FI_DEV_FB_USED"],
+            "above": 0.90,
+            "gpu": True,
+        },
+        {
+            "what": "rejected_requests > 1 %",
+            "metrics": ["metalserve_gateway_rejected_total", "vllm:admission_rejections_total"],
+            "above": 0.01,
+        },
+        {"what": "request errors > 1 %", "metrics": ["metalserve_gateway_errors_total"], "above": 0.01},
+        {"what": "P99 above the pool's bound", "metrics": ["metalserve:pool_request_seconds:p99"]},
+        {"what": "model load > 120 s", "metrics": ["metalserve_replica_model_load_seconds"], "above": 120},
+    ],
+    # Series that begin with their first event: not there is no fault of a rule on them.
+    "metrics_with_the_first_event": [
+        "metalserve_check",
+        "metalserve_audit_.*",
+        "metalserve_gateway_.*",
+        "metalserve_gpu_xid_.*",
+        "metalserve_agent_errors_total",
+        "metalserve_replica_(model_load|start_to_ready|engine_init)_seconds",
+    ],
     # What this host is meant to be; the audit fills it from the inventory.
     "expected": {
         "roles": [],  # engine, gateway, monitor; empty: judge what is seen
@@ -46,6 +86,8 @@ DEFAULT_POLICY: dict[str, Any] = {
         "gateways": [],  # addresses that may reach engine ports
         "monitors": [],
         "engine_ports": [],
+        "engine_keepalive_s": None,  # after which engines close idle connections, from the pools' times
+        "longest_silent_prefill_s": None,
         "releases": {},  # replica -> {image, container: {...}}, where the controller knows them
     },
     "waivers": [],  # {id, hosts, reason, until: YYYY-MM-DD}

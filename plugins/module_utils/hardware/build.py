@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
+from ansible_collections.metal.serve.plugins.module_utils.common.files import sha256_text
 from ansible_collections.metal.serve.plugins.module_utils.hardware import (
     parse_docker,
     parse_kernel_log,
@@ -51,6 +52,7 @@ from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import 
 from ansible_collections.metal.serve.plugins.module_utils.hardware.probes_services import EXPORTERS
 from ansible_collections.metal.serve.plugins.module_utils.hardware.registry import PROBES
 from ansible_collections.metal.serve.plugins.module_utils.hardware.yaml_subset import load
+from ansible_collections.metal.serve.plugins.module_utils.release.content import release_hash, significant
 
 
 class Raw:
@@ -593,6 +595,9 @@ def _monitoring(raw: Raw, facts: HostFacts) -> None:
         monitoring.targets = parse_services.targets(texts["prometheus/targets.json"])
     build, _error = values.json_object(texts.get("prometheus/buildinfo.json"))
     monitoring.version = values.as_str(values.get(build, "data", "version"))
+    monitoring.metric_names = parse_services.metric_names(
+        texts.get("prometheus/names.json"), texts.get("prometheus/metadata.json")
+    )
     if raw.complete("prometheus_files"):
         monitoring.rules_in_files = []
         for path, text in sorted(raw.texts("prometheus_files").items()):
@@ -635,12 +640,12 @@ def _engines(raw: Raw) -> list[Engine]:
     releases: dict[tuple[str, str], Release] = {}
     for path, text in raw.texts("engines").items():
         match = re.search(
-            r"/engines/([^/]+)/(current|previous|rotation\.json|releases/([^/]+)/(?:release\.json|config\.yaml))\Z",
+            r"/engines/([^/]+)/(current|previous|rotation\.json|releases/([^/]+)/(.+))\Z",
             path,
         )
         if match is None:
             continue
-        name, what, number = match.groups()
+        name, what, number, file = match.groups()
         engine = engines.setdefault(name, Engine(name))
         if what == "current":
             engine.current = text.strip()
@@ -650,10 +655,13 @@ def _engines(raw: Raw) -> list[Engine]:
             engine.rotation = values.json_object(text)[0]
         else:
             release = releases.setdefault((name, number), Release(number))
-            if what.endswith("release.json"):
+            if file == "release.json":
                 document, release.error = values.json_object(text)
                 release.release = mask_release(document)
-            else:
+                release.content_sha256 = _content_hash(document)
+                continue
+            release.file_sha256[file] = sha256_text(significant(text))
+            if file == "config.yaml":
                 release.config_text = mask_secrets(mask_assignments(text))
                 config, _error = load(release.config_text)
                 release.config = config if isinstance(config, dict) else None
@@ -664,7 +672,19 @@ def _engines(raw: Raw) -> list[Engine]:
         current = next((one for one in engine.releases if one.hash == engine.current), None)
         engine.port = parse_services.release_port(current.release) if current is not None else None
         engine.health_status = health.get(f"health/{name}.txt")
+        later = raw.texts("engine_progress").get(f"progress/{name}.prom")
+        if later is not None and current is not None:
+            names = parse_services.progress_names(current.release)
+            engine.progress_interval_s = parse_services.interval(later)
+            engine.samples_later = parse_services.selected_samples(later, names.values())
     return [engines[name] for name in sorted(engines)]
+
+
+def _content_hash(document: Optional[dict[str, Any]]) -> Optional[str]:
+    content = values.get(document, "content")
+    if not isinstance(content, dict) or not isinstance(values.get(content, "image", "digest"), str):
+        return None
+    return release_hash(content)
 
 
 def _models(raw: Raw) -> list[Model]:
@@ -672,7 +692,7 @@ def _models(raw: Raw) -> list[Model]:
     for path, text in raw.texts("models").items():
         manifest = re.search(r"/models/([^/]+)/([^/]+)\.manifest\.json\Z", path)
         listing = re.match(r"\Astat/models/([^/]+)/([^/]+)\.txt\Z", path)
-        index = re.search(r"/models/([^/]+)/([^/]+)/[^/]+\.index\.json\Z", path)
+        index = re.search(r"/models/([^/]+)/([^/]+)/(?:.+/)?[^/]+\.index\.json\Z", path)
         match = manifest or listing or index
         if match is None:
             continue
@@ -684,6 +704,10 @@ def _models(raw: Raw) -> list[Model]:
             model.files = parse_services.model_files(text)
         else:
             model.index_files = parse_services.index_files(text)
+    for path, text in raw.texts("model_hashes").items():
+        match = re.match(r"\Ahashes/models/([^/]+)/([^/]+)\.txt\Z", path)
+        if match and match.groups() in models:
+            models[match.group(1), match.group(2)].file_sha256 = parse_services.file_hashes(text)
     return [models[key] for key in sorted(models)]
 
 

@@ -25,7 +25,7 @@ from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import 
     not_collected,
     summarise,
 )
-from ansible_collections.metal.serve.plugins.module_utils.hardware.registry import PROBES
+from ansible_collections.metal.serve.plugins.module_utils.hardware.registry import PROBES, USUAL
 from ansible_collections.metal.serve.plugins.module_utils.hardware.snapshot import Snapshot, read_snapshot
 
 if TYPE_CHECKING:
@@ -117,12 +117,12 @@ def run_probe(probe: Probe, host: LiveHost) -> ProbeResult:
 def collect_live(
     probes: Optional[Sequence[Probe]] = None, timeout: float = DEFAULT_TIMEOUT, host: Optional[LiveHost] = None
 ) -> dict[str, ProbeResult]:
-    """Run ``probes`` (all by default) on this machine, at most ``timeout`` seconds in all; never raises for what it
+    """Run ``probes`` (the usual ones by default) on this machine, at most ``timeout`` seconds in all; never raises for what it
     finds.
 
     The result has every probe there is: those that were not asked for are ``not_collected``.
     """
-    chosen = tuple(PROBES if probes is None else probes)
+    chosen = tuple(USUAL if probes is None else probes)
     machine = host or LiveHost()
     machine.deadline = time.monotonic() + timeout
     first = [probe for probe in chosen if not probe.second_round]
@@ -186,7 +186,8 @@ def collect(
     Raises SnapshotError where a folder is none; nothing else, whatever is found.
     """
     origin = SnapshotSource(source) if isinstance(source, str) else source or LiveSource()
-    found = origin.results(tuple(PROBES if probes is None else probes), timeout)
+    usual = USUAL if origin.kind == "live" else PROBES
+    found = origin.results(tuple(usual if probes is None else probes), timeout)
     facts = build_facts(found.results, origin.kind, found.collected_at, found.as_root)
     facts.masked = found.masked
     return Collected(facts, found.results)

@@ -902,6 +902,12 @@ class Monitoring:
     version: Optional[str] = field(default=None, metadata=says("version of Prometheus"))
     scrapes: list[Scrape] = field(default_factory=list, metadata=says("exporters and engines of this machine"))
     dashboards: dict[str, list[str]] = field(default_factory=dict, metadata=says("dashboard file -> expressions in it"))
+    metric_names: Optional[list[str]] = field(
+        default=None,
+        metadata=says(
+            "metrics that Prometheus knows: series of the last ten minutes, and families that targets declare"
+        ),
+    )
 
 
 @dataclass
@@ -927,6 +933,14 @@ class Release:
         default=None, metadata=says("config.yaml, where it is simple enough to read")
     )
     config_text: Optional[str] = field(default=None, metadata=says("config.yaml as it stands, secrets masked"))
+    content_sha256: Optional[str] = field(
+        default=None,
+        metadata=says("hash of the content of release.json, computed anew; the folder's name if untouched"),
+    )
+    file_sha256: dict[str, str] = field(
+        default_factory=dict,
+        metadata=says("rendered file of the current release -> SHA-256 of it without comments, computed anew"),
+    )
     error: Optional[str] = field(default=None, metadata=says("why release.json could not be read"))
 
 
@@ -945,6 +959,13 @@ class Engine:
         default=None, metadata=says("state of the health endpoint, as for a probe; ok where it answered 200")
     )
     port: Optional[int] = field(default=None, metadata=says("port it listens on, from its release"))
+    progress_interval_s: Optional[float] = field(
+        default=None,
+        metadata=says("time from its scrape to a second one; None where nothing was in flight and none was made", "s"),
+    )
+    samples_later: dict[str, float] = field(
+        default_factory=dict, metadata=says("series of its progress and queue in that second scrape")
+    )
 
 
 @dataclass
@@ -973,6 +994,9 @@ class Model:
     )
     index_files: Optional[list[str]] = field(
         default=None, metadata=says("weight files that the index lists; None where there is no index")
+    )
+    file_sha256: Optional[dict[str, str]] = field(
+        default=None, metadata=says("path -> SHA-256 of the content; only where the group deep was asked for")
     )
 
 

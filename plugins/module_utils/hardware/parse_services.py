@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterable
 from typing import Any, Optional
 
 from ansible_collections.metal.serve.plugins.module_utils.hardware import values
@@ -22,7 +23,7 @@ from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import 
 )
 from ansible_collections.metal.serve.plugins.module_utils.hardware.parse_system import key_values, seconds
 from ansible_collections.metal.serve.plugins.module_utils.hardware.yaml_subset import load
-from ansible_collections.metal.serve.plugins.module_utils.telemetry.metrics import ScrapeError, parse_scrape
+from ansible_collections.metal.serve.plugins.module_utils.telemetry.metrics import Sample, ScrapeError, parse_scrape
 
 MAX_SAMPLES = 4000
 
@@ -131,9 +132,14 @@ def read_scrape(scrape: Scrape, text: str) -> None:
             continue
         if len(scrape.samples) >= MAX_SAMPLES:
             continue
-        labels = ",".join(f'{key}="{one}"' for key, one in sorted(sample.labels.items()))
         if sample.value == sample.value and abs(sample.value) != float("inf"):
-            scrape.samples[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+            scrape.samples[series(sample)] = sample.value
+
+
+def series(sample: Sample) -> str:
+    """Return a sample's series as Prometheus writes it, labels sorted: ``name{a="1",b="2"}``."""
+    labels = ",".join(f'{key}="{one}"' for key, one in sorted(sample.labels.items()))
+    return f"{sample.name}{{{labels}}}" if labels else sample.name
 
 
 def certificate(path: str, text: str) -> Certificate:
@@ -256,6 +262,67 @@ def index_files(text: str) -> Optional[list[str]]:
     if not isinstance(weights, dict):
         return None
     return sorted({one for one in weights.values() if isinstance(one, str)})
+
+
+def progress_names(document: Optional[dict[str, Any]]) -> dict[str, str]:
+    """Return what an engine calls the metrics of its queue and progress, from its release; '' where it has none."""
+    return {
+        name: values.as_str(values.get(document, "metrics", name)) or "" for name in ("running", "waiting", "progress")
+    }
+
+
+def selected_samples(text: str, names: Iterable[str]) -> dict[str, float]:
+    """Return series -> value of the metrics ``names`` in a scrape; nothing of one that cannot be read."""
+    wanted = {name for name in names if name}
+    try:
+        samples = parse_scrape(text).samples
+    except ScrapeError:
+        return {}
+    return {series(sample): sample.value for sample in samples if sample.name in wanted}
+
+
+def total(samples: dict[str, float], name: str) -> Optional[float]:
+    """Return the sum over the series of one metric; None where there is none."""
+    found = [value for series, value in samples.items() if name and series.partition("{")[0] == name]
+    return sum(found) if found else None
+
+
+def in_flight(samples: dict[str, float], names: dict[str, str]) -> float:
+    """Return how many requests run or wait, as far as the engine says."""
+    return sum(total(samples, names[one]) or 0.0 for one in ("running", "waiting"))
+
+
+def interval(text: str) -> Optional[float]:
+    """Return the seconds in the first line of a second scrape (``# interval_s 0.25``)."""
+    match = re.match(r"\A# interval_s (\d+(?:\.\d+)?)\s", text)
+    return float(match.group(1)) if match else None
+
+
+def metric_names(names: Optional[str], metadata: Optional[str]) -> Optional[list[str]]:
+    """Read ``/api/v1/label/__name__/values`` and ``/api/v1/metadata``: what can be asked for; None where neither is.
+
+    A labelled counter without an event yet has no series, but is declared: its family counts, with the series that
+    follow from its type.
+    """
+    listed, declared = values.json_object(names)[0], values.json_object(metadata)[0]
+    data, families = values.get(listed, "data"), values.get(declared, "data")
+    if not isinstance(data, list) and not isinstance(families, dict):
+        return None
+    found = set(values.as_strings(data))
+    for family, entries in families.items() if isinstance(families, dict) else []:
+        kinds = {values.get(one, "type") for one in entries} if isinstance(entries, list) else set()
+        found.add(family)
+        if "counter" in kinds and not family.endswith("_total"):
+            found.add(f"{family}_total")
+        if kinds & {"histogram", "summary"}:
+            found.update(f"{family}{suffix}" for suffix in ("_bucket", "_sum", "_count"))
+    return sorted(found)
+
+
+def file_hashes(text: str) -> dict[str, str]:
+    """Read lines ``sha256 path``."""
+    pairs = [line.split(" ", 1) for line in text.splitlines()]
+    return {pair[1]: pair[0] for pair in pairs if len(pair) == 2 and re.match(r"\A[0-9a-f]{64}\Z", pair[0])}
 
 
 def release_port(document: Optional[dict[str, Any]]) -> Optional[int]:

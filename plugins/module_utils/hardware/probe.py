@@ -94,7 +94,8 @@ class Probe:
     """One reading: ``read`` is called with the live host; ``paths`` are the snapshot paths (or patterns) that belong
     to it.
 
-    ``timeout`` is in seconds. ``second_round`` probes run after all others and may look at what those found.
+    ``timeout`` is in seconds. ``second_round`` probes run after all others and may look at what those found;
+    ``on_request`` ones run only where they, or their group, are asked for by name.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Probe:
     timeout: float = 10.0
     second_round: bool = False
     says: str = ""
+    on_request: bool = False
 
     def owns(self, path: str) -> bool:
         """Tell whether a file at ``path`` in a snapshot folder belongs to this probe."""

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
+import time
+from typing import Any
 from urllib.parse import quote
 
 from ansible_collections.metal.serve.plugins.module_utils.hardware import (
@@ -35,6 +38,12 @@ from ansible_collections.metal.serve.plugins.module_utils.hardware.probes_host i
     files_probe,
     stat_item,
 )
+from ansible_collections.metal.serve.plugins.module_utils.models.faults import UNFINISHED
+from ansible_collections.metal.serve.plugins.module_utils.models.manifest import (
+    ManifestError,
+    hash_entries,
+    walk_files,
+)
 
 EXPORTERS = {
     "node": 9100,
@@ -49,8 +58,10 @@ PROMETHEUS_PORT = 9090
 ACCESS_LOGS = ("/var/log/metalserve/*access*.log", "/var/log/nginx/*access*.log")
 ERROR_LOGS = ("/var/log/metalserve/*error*.log", "/var/log/nginx/*error*.log")
 LOG_TAIL = 512 * 1024
+NAMES_WINDOW_S = 600
+PROGRESS_WAITS_S = (0.0, 0.25, 0.5)
 MODEL_FILES = 5000
-"""Bounds: bytes of a log's end, files of a model."""
+"""Bounds: bytes of a log's end, files of a model; seconds of metric names, pauses between scrapes of a busy engine."""
 
 
 def _nginx(host: LiveHost) -> list[Item]:
@@ -135,6 +146,14 @@ def _prometheus(host: LiveHost) -> list[Item]:
         host.http(address, PROMETHEUS_PORT, "/api/v1/rules", "prometheus/rules.json", 8.0),
         host.http(address, PROMETHEUS_PORT, "/api/v1/targets?state=active", "prometheus/targets.json", 8.0),
         host.http(address, PROMETHEUS_PORT, "/api/v1/status/buildinfo", "prometheus/buildinfo.json", 8.0),
+        host.http(address, PROMETHEUS_PORT, "/api/v1/metadata", "prometheus/metadata.json", 8.0),
+        host.http(
+            address,
+            PROMETHEUS_PORT,
+            f"/api/v1/label/__name__/values?start={int(time.time()) - NAMES_WINDOW_S}",
+            "prometheus/names.json",
+            8.0,
+        ),
     ]
 
 
@@ -153,27 +172,57 @@ def _scrapes(host: LiveHost) -> list[Item]:
 
 def _health(host: LiveHost) -> list[Item]:
     items = []
-    for replica, port in sorted(_engine_ports(host).items()):
-        place = f"health/{replica}.txt"
+    for replica, document in sorted(_current_releases(host).items()):
+        place, port = f"health/{replica}.txt", parse_services.release_port(document)
+        if port is None:
+            continue
         address = listening(host, port)
         if not address:
             items.append(Item(place, ERROR, "", f"nothing listens on port {port}"))
             continue
-        found = host.http(address, port, "/health", place, 3.0)
-        if found.state == ABSENT:
-            found = host.http(address, port, "/v2/health/ready", place, 3.0)
-        items.append(found)
+        live = values.as_str(values.get(document, "health", "live")) or "/health"
+        items.append(host.http(address, port, live, place, 3.0))
     return items or [Item("health", ABSENT)]
 
 
-def _engine_ports(host: LiveHost) -> dict[str, int]:
-    found: dict[str, int] = {}
+def _current_releases(host: LiveHost) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
     for path in host.glob(f"{host.metalserve_root}/engines/*/current/release.json"):
         document, _error = values.json_object(host.file(path).text)
-        port = parse_services.release_port(document)
-        if port is not None:
-            found[path.split("/")[-3]] = port
+        if document is not None:
+            found[path.split("/")[-3]] = document
     return found
+
+
+def _engine_ports(host: LiveHost) -> dict[str, int]:
+    ports = {name: parse_services.release_port(document) for name, document in _current_releases(host).items()}
+    return {name: port for name, port in ports.items() if port is not None}
+
+
+def _progress(host: LiveHost) -> list[Item]:
+    """Scrape engines that have work once more, until their progress shows: one scrape cannot tell busy from wedged."""
+    first = host.found["scrapes"].texts() if "scrapes" in host.found else {}
+    items = []
+    for replica, document in sorted(_current_releases(host).items()):
+        port, names = parse_services.release_port(document), parse_services.progress_names(document)
+        before = parse_services.selected_samples(first.get(f"scrapes/{replica}.prom", ""), names.values())
+        if port is None or not parse_services.in_flight(before, names):
+            continue
+        place, began = f"progress/{replica}.prom", time.monotonic()
+        found = Item(place, ERROR, "", f"nothing listens on port {port}")
+        for pause in PROGRESS_WAITS_S:
+            time.sleep(pause)
+            address = listening(host, port)
+            if not address:
+                break
+            found = host.http(address, port, "/metrics", place, 3.0)
+            after = parse_services.selected_samples(found.text, names.values())
+            if parse_services.total(after, names["progress"]) != parse_services.total(before, names["progress"]):
+                break
+        kept = [line for line in found.text.splitlines() if line.startswith(tuple(names.values()))]
+        text = f"# interval_s {time.monotonic() - began:.2f}\n" + "".join(f"{line}\n" for line in kept)
+        items.append(Item(place, found.state, text if found.state == OK else "", found.error))
+    return items or [Item("progress", ABSENT)]
 
 
 def _engines(host: LiveHost) -> list[Item]:
@@ -190,7 +239,21 @@ def _engines(host: LiveHost) -> list[Item]:
                 items.append(Item(snapshot_path(f"{base}/{name}/{link}"), OK, os.path.basename(target) + "\n"))
         for pattern in ("releases/*/release.json", "releases/*/config.yaml", "rotation.json"):
             items += [host.file(path) for path in host.glob(f"{base}/{name}/{pattern}")[:32]]
+        items += _rendered(host, f"{base}/{name}")
     return items or [Item(snapshot_path(base), ABSENT)]
+
+
+def _rendered(host: LiveHost, folder: str) -> list[Item]:
+    """Read the other files of the current release that its content lists; secrets are no part of that list."""
+    current = host.link(f"{folder}/current")
+    if current is None:
+        return []
+    release = f"{folder}/releases/{os.path.basename(current)}"
+    document, _error = values.json_object(host.file(f"{release}/release.json").text)
+    listed = values.get(document, "content", "files")
+    names = [name for name in listed if name != "config.yaml"] if isinstance(listed, dict) else []
+    safe = [name for name in names[:16] if not re.search(r"(?:\A|/)\.\.?(?:/|\Z)|\A/|key", name)]
+    return [host.file(f"{release}/{name}") for name in safe]
 
 
 def _models(host: LiveHost) -> list[Item]:
@@ -229,9 +292,35 @@ def _model_listing(host: LiveHost, name: str, revision: str, path: str) -> Item:
                 lines.append(f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino} {relative}\n")
                 if len(lines) > MODEL_FILES:
                     return Item(place, ERROR, "".join(lines), f"{path}: more than {MODEL_FILES} files")
+        lines += _unfinished_blobs(top)
     except OSError as error:
         return Item(place, ERROR, "".join(lines), f"{path}: {error.strerror}")
     return Item(place, OK, "".join(lines))
+
+
+def _unfinished_blobs(folder: str) -> list[str]:
+    """Return a line per unfinished download beside a snapshot of a download cache (``…/snapshots/<commit>``)."""
+    real = os.path.realpath(folder)
+    blobs = os.path.join(os.path.dirname(os.path.dirname(real)), "blobs")
+    if os.path.basename(os.path.dirname(real)) != "snapshots" or not os.path.isdir(blobs):
+        return []
+    names = [name for name in sorted(os.listdir(blobs)) if name.endswith(UNFINISHED)]
+    return [f"{os.stat(os.path.join(blobs, name)).st_size} ? ? ? blobs/{name}\n" for name in names]
+
+
+def _model_hashes(host: LiveHost) -> list[Item]:
+    """Hash every file of every model that has a manifest: minutes, so only on request."""
+    items: list[Item] = []
+    for path in host.glob(f"{host.metalserve_root}/models/*/*.manifest.json"):
+        name, revision = path.split("/")[-2], path.split("/")[-1][: -len(".manifest.json")]
+        place, folder = f"hashes/models/{name}/{revision}.txt", host.real(path[: -len(".manifest.json")])
+        try:
+            entries = hash_entries(folder, walk_files(folder))
+        except (OSError, ManifestError) as error:
+            items.append(Item(place, ERROR, "", str(error)[:300]))
+            continue
+        items.append(Item(place, OK, "".join(f"{entry.sha256} {entry.path}\n" for entry in entries)))
+    return items or [Item("hashes", ABSENT)]
 
 
 def _secrets(host: LiveHost) -> list[Item]:
@@ -366,6 +455,24 @@ SERVICE_PROBES: tuple[Probe, ...] = (
     Probe("scrapes", "monitoring", ("scrapes/*.prom",), _scrapes, 30.0, says="exporters and engines of this machine"),
     Probe("engines", "metalserve", ("files/*/engines/*",), _engines, says="releases of engine replicas"),
     Probe("engine_health", "metalserve", ("health/*.txt",), _health, 30.0, says="health endpoints of engines"),
+    Probe(
+        "engine_progress",
+        "metalserve",
+        ("progress/*.prom",),
+        _progress,
+        20.0,
+        second_round=True,
+        says="a second scrape of engines that have work",
+    ),
+    Probe(
+        "model_hashes",
+        "deep",
+        ("hashes/models/*",),
+        _model_hashes,
+        3600.0,
+        says="SHA-256 of every file of the models; on request only",
+        on_request=True,
+    ),
     Probe(
         "models",
         "metalserve",

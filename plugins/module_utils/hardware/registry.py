@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 PROBES: tuple[Probe, ...] = (*GPU_PROBES, *SERVICE_PROBES, *DOCKER_PROBES, *HOST_PROBES)
 """Every probe. The slow ones stand first, so that they overlap with the rest."""
 
+USUAL: tuple[Probe, ...] = tuple(probe for probe in PROBES if not probe.on_request)
+"""What is read where nothing else is said: all but what takes minutes (hashing every file of a model)."""
+
 GROUPS: tuple[str, ...] = tuple(sorted({probe.group for probe in PROBES}))
 """Names of the groups."""
 
@@ -29,6 +32,8 @@ BASE = ("cgroup", "cpu", "driver", "gpu", "kernel", "limits", "memory", "numa", 
 def choose(subset: Iterable[str]) -> tuple[Probe, ...]:
     """Return the probes of the groups in ``subset``: names of groups, ``base``, ``all``, or the name of one probe.
 
+    ``all`` leaves out ``deep``, which hashes models and takes minutes.
+
     Raises ValueError that names an unknown word and what there is.
     """
     wanted: set[str] = set()
@@ -36,7 +41,7 @@ def choose(subset: Iterable[str]) -> tuple[Probe, ...]:
     single: set[str] = set()
     for word in subset:
         if word == "all":
-            wanted.update(GROUPS)
+            wanted.update(probe.group for probe in USUAL)
         elif word == "base":
             wanted.update(BASE)
         elif word in GROUPS:

@@ -7,11 +7,27 @@ from __future__ import annotations
 from ansible_collections.metal.serve.plugins.module_utils.checklist.checks import (
     containers,
     driver,
+    engines,
     gateway,
     gpu,
     host,
     limits,
+    models,
+    monitoring,
+    security,
     topology,
 )
 
-__all__ = ["containers", "driver", "gateway", "gpu", "host", "limits", "topology"]
+__all__ = [
+    "containers",
+    "driver",
+    "engines",
+    "gateway",
+    "gpu",
+    "host",
+    "limits",
+    "models",
+    "monitoring",
+    "security",
+    "topology",
+]

@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatch
 from typing import Optional
 
 from ansible_collections.metal.serve.plugins.module_utils.checklist.checks.support import (
     Policy,
+    engine_containers,
     needs_driver,
     needs_gpus,
     not_read,
@@ -25,14 +27,14 @@ from ansible_collections.metal.serve.plugins.module_utils.checklist.model import
     warned,
 )
 from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import HostFacts, Package
-from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import ABSENT, OK
+from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import ABSENT, NOT_COLLECTED, OK
 
 ENGINE = ("engine",)
 HELD_FAMILY = re.compile(r"^(lib)?nvidia-|^cuda-drivers|^libcuda|^xserver-xorg-video-nvidia|^kmod-nvidia")
 # Parts of the family that carry the driver's own version and break it when they move alone.
 DRIVER_PACKAGE = re.compile(
     r"^(nvidia-(driver|dkms|kernel|utils|headless|compute|firmware|fabricmanager|open|settings)|libnvidia-|libcuda1|"
-    r"cuda-drivers|kmod-nvidia|xserver-xorg-video-nvidia|nvidia-alternative|nvidia-modprobe|nvidia-persistenced)"
+    r"nvidia-fabric-manager|cuda-drivers|kmod-nvidia|akmod-nvidia|xserver-xorg-video-nvidia|nvidia-alternative|nvidia-modprobe|nvidia-persistenced)"
 )
 NOT_DRIVER = re.compile(r"^(lib)?nvidia-container|^nvidia-(container|docker|cuda)|^libnvidia-ml-dev")
 
@@ -84,9 +86,13 @@ CUDA_BRANCH = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580,)}
 )
 @needs_driver
 def supports_image_cuda(facts: HostFacts, policy: Policy) -> Finding:
-    image = policy["expected"]["image_cuda"]
+    image = policy["expected"]["image_cuda"] or max(_container_cuda(facts), key=version, default="")
     if not image:
-        return not_applicable("no CUDA version of the engine image is declared (expected.image_cuda)")
+        if facts.docker.containers is None:
+            return not_read(facts, "docker_containers")
+        return not_applicable("neither expected.image_cuda nor an engine container says a CUDA version")
+    if not version(image):
+        return unknown(f"the image's CUDA version {image!r} is not a version")
     ceiling, loaded = facts.driver.cuda_version, facts.driver.version_loaded or facts.driver.version_nvml
     if ceiling is None or loaded is None:
         return not_read(facts, "nvidia_smi", "nvidia_version")
@@ -104,6 +110,13 @@ def supports_image_cuda(facts: HostFacts, policy: Policy) -> Finding:
     if same_major and branch and version(loaded) >= branch:
         return warned(f"CUDA {ceiling}: minor-version compatibility only (no PTX of the newer minor)", desired)
     return failed(f"CUDA {ceiling}: works only with the image's compat package", desired)
+
+
+def _container_cuda(facts: HostFacts) -> list[str]:
+    """Return the CUDA versions that engine containers carry in their environment, as NVIDIA's base images set it."""
+    return [
+        one.environment["CUDA_VERSION"] for one in engine_containers(facts) or [] if "CUDA_VERSION" in one.environment
+    ]
 
 
 @check(
@@ -150,30 +163,27 @@ def loaded_matches_installed(facts: HostFacts, policy: Policy) -> Finding:
 )
 @needs_driver
 def packages_held(facts: HostFacts, policy: Policy) -> Finding:
-    moved = [
-        event
-        for event in facts.packages.events or []
-        if event.unattended and event.action == "upgrade" and HELD_FAMILY.match(event.package)
-    ]
+    unattended = [event for event in facts.packages.events or [] if event.unattended and event.action == "upgrade"]
+    moved = [event for event in unattended if HELD_FAMILY.match(event.package) and not NOT_DRIVER.match(event.package)]
     evidence = tuple(
         f"{event.date or '?'} {event.package} {event.old} -> {event.new} (unattended)" for event in moved[-8:]
     )
-    if facts.packages.items is None:
-        missing = [name for name in ("dpkg", "rpm") if facts.probe(name).state != ABSENT]
-        if moved:
-            return failed("hold missing: unattended upgrades moved driver packages", "held", *evidence)
-        return not_read(facts, *(missing or ["dpkg"]))
     installed = driver_packages(facts)
-    loose = [item for item in installed if not item.held and not _excluded(item.name, facts)]
+    loose = [item for item in installed if not _held(item, facts)]
     if moved and (loose or not installed):
         return failed("hold missing: unattended upgrades moved driver packages", "held", *evidence)
+    if facts.packages.items is None:
+        quiet = facts.probe("apt_history").state == OK and facts.probe("dpkg").state == NOT_COLLECTED
+        if quiet and facts.probe("rpm").state in (ABSENT, NOT_COLLECTED):
+            return passed("apt's history shows no unattended upgrade of a driver package (packages not listed)", "held")
+        return not_read(facts, *([name for name in ("dpkg", "rpm") if facts.probe(name).state != ABSENT] or ["dpkg"]))
+    if unread(facts, "apt_history") and facts.packages.manager == "dpkg":
+        return not_read(facts, "apt_history")
     if not installed:
-        if facts.packages.events is not None and unread(facts, "apt_history"):
-            return not_read(facts, "apt_history")
         return passed("no driver package is installed, and unattended upgrades moved none", "held")
-    unknown_holds = [item.name for item in installed if item.held is None]
-    if unknown_holds:
-        return unknown(f"holds could not be read for {', '.join(unknown_holds[:5])}", "held")
+    dark = [item.name for item in loose if item.held is None]
+    if dark:
+        return unknown(f"holds could not be read for {', '.join(dark[:5])}", "held")
     names = ", ".join(item.name for item in loose[:6]) + (" ..." if len(loose) > 6 else "")
     if not loose:
         return passed(f"{len(installed)} packages held or excluded", "held")
@@ -182,15 +192,22 @@ def packages_held(facts: HostFacts, policy: Policy) -> Finding:
     return failed(f"hold missing: {names}", "held", *evidence)
 
 
-def _excluded(name: str, facts: HostFacts) -> bool:
-    """Tell whether a pattern of unattended upgrades leaves ``name`` alone (they are regular expressions, anchored left)."""
-    for pattern in facts.packages.unattended_blacklist or []:
-        try:
-            if re.match(pattern, name):
-                return True
-        except re.error:
-            continue
-    return False
+def _held(item: Package, facts: HostFacts) -> bool:
+    """Tell whether nothing moves a package by itself: held, locked (a pattern too), or left out of unattended upgrades."""
+    patterns = facts.packages.unattended_blacklist or []
+    if item.held or any(fnmatch(item.name, hold) for hold in facts.packages.holds or []):
+        return True
+    if facts.packages.manager == "rpm":
+        return any(fnmatch(item.name, pattern) for pattern in patterns if pattern)
+    return any(_matches(pattern, item.name) for pattern in patterns)
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Tell whether a pattern of unattended upgrades, a regular expression anchored on the left, leaves ``name`` alone."""
+    try:
+        return re.match(pattern, name) is not None
+    except re.error:
+        return False
 
 
 @check(
@@ -261,8 +278,10 @@ def persistence(facts: HostFacts, policy: Policy) -> Finding:
     service = facts.services.get("nvidia-persistenced.service")
     if service is not None and service.active_state == "active":
         return passed("on, nvidia-persistenced is active", "on, by nvidia-persistenced")
+    if service is None and unread(facts, "systemd_units"):
+        return not_read(facts, "systemd_units")
     if service is None:
-        return warned("on; whether nvidia-persistenced keeps it is not known", "on, by nvidia-persistenced")
+        return warned("on, and there is no nvidia-persistenced: gone after a reboot", "on, by nvidia-persistenced")
     return warned(
         f"on, but nvidia-persistenced is {service.active_state}: gone after a reboot", "on, by nvidia-persistenced"
     )
@@ -282,21 +301,22 @@ def fabric_manager(facts: HostFacts, policy: Policy) -> Finding:
     switches = facts.pci.nvswitches
     unit = facts.services.get("nvidia-fabricmanager.service")
     fabric = {(gpu.fabric_state or "", gpu.fabric_status or "") for gpu in facts.gpus or []}
-    completed = bool(fabric) and all(state == "Completed" and status == "Success" for state, status in fabric)
+    completed = fabric == {("Completed", "Success")}
     states = {state for state, _status in fabric if state}
     loaded = facts.driver.version_loaded or facts.driver.version_nvml
     installed = [
         item
         for item in facts.packages.items or []
-        if re.match(r"(nvidia-)?.*fabric-?manager", item.name)
-        and item.status.startswith("ii")
-        and "dev" not in item.name
+        if re.search(r"fabric-?manager", item.name) and item.status.startswith("ii") and "dev" not in item.name
     ]
+    nothing_to_do = any("NV_WARN_NOTHING_TO_DO" in line for line in facts.kernel_log.fabric_manager or []) or (
+        unit is not None and "NV_WARN_NOTHING_TO_DO" in (unit.status_text or "")
+    )
     needs_fabric = bool(switches) or bool(states & {"Completed", "In Progress", "Not Started"})
     if not needs_fabric:
-        if switches is None and not facts.gpus:
+        if switches is None and not facts.gpus and not nothing_to_do:
             return not_read(facts, "pci_devices", "nvidia_smi")
-        if unit is not None and unit.active_state == "failed":
+        if (unit is not None and unit.active_state == "failed") or nothing_to_do:
             return not_applicable("no NVSwitch: the failed fabric manager unit has nothing to do; disable it")
         if switches is None and not states and any(gpu.fabric_state is None for gpu in facts.gpus or []):
             return unknown("neither the PCI bus nor nvidia-smi says whether there is NVSwitch")
@@ -304,16 +324,24 @@ def fabric_manager(facts: HostFacts, policy: Policy) -> Finding:
     desired = f"active, version {loaded or 'of the driver'}, fabric Completed/Success"
     evidence = tuple(sorted(f"fabric {state or '?'}/{status or '?'}" for state, status in fabric))
     versions = {upstream(item.version) for item in installed}
+    said = [line for line in facts.kernel_log.fabric_manager or [] if "match with driver version" in line]
+    if said and not completed:
+        return failed(f"version: {said[-1][-160:]}", desired, *evidence)
     if loaded and versions and versions != {loaded}:
         return failed(f"version {', '.join(sorted(versions))} with driver {loaded}", desired, *evidence)
+    # In a virtual machine the fabric is managed outside of it: its state is what counts, with or without a unit.
+    dead = unit is not None and unit.load_state != "not-found" and unit.active_state not in ("active", None)
+    if dead and (switches or not completed):
+        return failed(f"unit is {unit.active_state if unit is not None else '?'}", desired, *evidence)
     if completed:
         return passed("fabric Completed/Success", desired, *evidence)
-    if unit is not None and unit.active_state not in ("active", None):
-        return failed(f"unit is {unit.active_state}", desired, *evidence)
     if not installed and facts.packages.items is not None and (unit is None or unit.load_state == "not-found"):
         return failed("not installed", desired, *evidence)
-    if states and states != {"Completed"}:
-        return failed(f"fabric {', '.join(sorted(states))}", desired, *evidence)
+    if states and (
+        {state for state, _status in fabric if state != "Completed"}
+        or any(status not in ("Success", "") for _state, status in fabric)
+    ):
+        return failed(", ".join(evidence), desired, *evidence)
     return unknown("neither the unit nor the fabric state could be read", desired, *evidence)
 
 
@@ -342,8 +370,9 @@ def nvidia_smi_time(facts: HostFacts, policy: Policy) -> Finding:
 
 
 # Xid codes by what they ask for, from NVIDIA's catalogue and from operators' reports; the rest is worth a look.
-XID_REPLACE = {64, 74, 95, 140}
-XID_RESET = {48, 61, 62, 63, 69, 79, 92, 94, 109, 110, 119, 120, 136, 143, 145, 149, 154}
+XID_REPLACE = {74, 95, 140}
+XID_RESET = {48, 61, 62, 69, 79, 92, 94, 109, 110, 119, 120, 136, 143, 145, 149, 154}
+XID_REMAP, XID_REMAP_FAILED = 63, 64  # the card's own state says what they ask for; alone they demand nothing
 XID_APPLICATION = {13, 31, 43, 45, 68}
 
 
@@ -364,10 +393,10 @@ def xid_history(facts: HostFacts, policy: Policy) -> Finding:
         return not_read(facts, "kernel_log")
     if not xids:
         return passed("no Xid since the start", "none")
-    groups: dict[str, set[int]] = {"replace the card": set(), "reset the GPU": set(), "look at the application": set()}
+    groups: dict[str, set[int]] = {"replace the card": set(), "reset the GPU": set(), "nothing to mend": set()}
     other: set[int] = set()
     for xid in xids:
-        grade = _grade(xid.code)
+        grade = _grade(xid.code, facts)
         (groups[grade] if grade else other).add(xid.code)
     evidence = tuple(
         f"{xid.time or ''} {xid.pci or '?'} Xid {xid.code} {xid.message}".strip()[:160] for xid in xids[-6:]
@@ -380,9 +409,16 @@ def xid_history(facts: HostFacts, policy: Policy) -> Finding:
     return passed(said, "none that asks for a reset or a replacement", *evidence)
 
 
-def _grade(code: int) -> Optional[str]:
+def _grade(code: int, facts: HostFacts) -> Optional[str]:
+    if code == XID_REMAP_FAILED:
+        failures = [gpu.remapped_rows_failure for gpu in facts.gpus or []]
+        return "reset the GPU" if failures and not any(one is not False for one in failures) else "replace the card"
+    if code == XID_REMAP:
+        pending = [gpu.remapped_rows_pending for gpu in facts.gpus or []]
+        done = bool(pending) and not any(one is not False for one in pending)
+        return "nothing to mend" if done else "reset the GPU"
     if code in XID_REPLACE:
         return "replace the card"
     if code in XID_RESET:
         return "reset the GPU"
-    return "look at the application" if code in XID_APPLICATION else None
+    return "nothing to mend" if code in XID_APPLICATION else None

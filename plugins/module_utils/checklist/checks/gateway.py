@@ -10,7 +10,11 @@ import re
 from collections.abc import Iterator
 from typing import Optional
 
-from ansible_collections.metal.serve.plugins.module_utils.checklist.checks.support import Policy, not_read
+from ansible_collections.metal.serve.plugins.module_utils.checklist.checks.support import (
+    Policy,
+    moment,
+    not_read,
+)
 from ansible_collections.metal.serve.plugins.module_utils.checklist.model import (
     CheckFunction,
     Finding,
@@ -23,10 +27,14 @@ from ansible_collections.metal.serve.plugins.module_utils.checklist.model import
 )
 from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import Directive, HostFacts, find_directives
 from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import ABSENT
-from ansible_collections.metal.serve.plugins.module_utils.telemetry.access_log import count_causes
+from ansible_collections.metal.serve.plugins.module_utils.telemetry.access_log import CAUSES, count_causes, parse_row
 
 GATEWAY = ("gateway",)
 TAGS = ("gateway",)
+FAIL_TIMEOUT_MAXIMUM_S = 300.0
+UVICORN_KEEPALIVE_S = 5.0  # what engines do where nobody told them otherwise
+# Causes that are no engine's, and that somebody can mend: too small a body, clients that wait too short a time.
+OUR_CAUSES = ("body_limit", "client_limit", "gateway")
 _UNITS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
@@ -43,6 +51,35 @@ def needs_nginx(function: CheckFunction) -> CheckFunction:
         return function(facts, policy)
 
     return checked
+
+
+def needs_proxying(function: CheckFunction) -> CheckFunction:
+    """Wrap a check of what nginx proxies: where it proxies nothing there is nothing to praise."""
+
+    @needs_nginx
+    def checked(facts: HostFacts, policy: Policy) -> Finding:
+        if not any(True for _location in proxied(facts)):
+            return not_applicable("nginx proxies nothing")
+        return function(facts, policy)
+
+    return checked
+
+
+def first(directive: Optional[Directive]) -> str:
+    """Return a directive's first argument; empty where it has none."""
+    return directive.args[0] if directive is not None and directive.args else ""
+
+
+def direct_peers(facts: HostFacts) -> list[tuple[Directive, str]]:
+    """Return each proxy_pass that names a host itself, and no upstream, with that host."""
+    config = facts.nginx.config or []
+    named = {first(one) for one in find_directives(config, "upstream")}
+    found = []
+    for one in find_directives(config, "proxy_pass", "grpc_pass"):
+        match = re.match(r"\w+://(\[[^\]]*\]|[^/:;$]+)(:\d+)?", first(one))
+        if match and match.group(1) not in named and not first(one).startswith(("http://unix", "https://unix")):
+            found.append((one, match.group(1) + (match.group(2) or "")))
+    return found
 
 
 def seconds(text: str) -> Optional[float]:
@@ -140,6 +177,8 @@ def configuration(facts: HostFacts, policy: Policy) -> Finding:
 @needs_nginx
 def zone_with_balancing(facts: HostFacts, policy: Policy) -> Finding:
     blocks = upstreams(facts)
+    if not blocks:
+        return not_applicable("no upstream is proxied to")
     bare = [
         f"{one.args[0]} ({place(one)})"
         for one in blocks
@@ -161,7 +200,7 @@ def zone_with_balancing(facts: HostFacts, policy: Policy) -> Finding:
     remedy="keepalive in the upstream, proxy_http_version 1.1 and an empty Connection header",
     source="https://nginx.org/en/docs/http/ngx_http_upstream_module.html#keepalive",
 )
-@needs_nginx
+@needs_proxying
 def upstream_keepalive(facts: HostFacts, policy: Policy) -> Finding:
     wrong = [
         f"{one.args[0]}: no keepalive"
@@ -179,10 +218,16 @@ def upstream_keepalive(facts: HostFacts, policy: Policy) -> Finding:
         version = force.get("proxy_http_version")
         if version is None or version.args != ["1.1"]:
             wrong.append(f"{place(location)}: HTTP/1.0 to the engine")
-        if value is None or (value not in ("", '""') and value in closing_maps):
+        if value not in ("", "keep-alive") and (value is None or value in closing_maps or not _keeps(value)):
             wrong.append(f"{place(location)}: Connection header {'not emptied' if value is None else f'from {value}'}")
+    wrong += [f"{place(one)}: {peer} is no upstream, so nothing is kept" for one, peer in direct_peers(facts)]
     desired = "keepalive, HTTP/1.1, empty Connection header"
     return failed("; ".join(wrong), desired) if wrong else passed("kept", desired)
+
+
+def _keeps(value: str) -> bool:
+    """Tell whether a Connection header comes from a variable that a map makes (a client's own may say close)."""
+    return value.startswith("$") and value != "$http_connection"
 
 
 @check(
@@ -195,7 +240,7 @@ def upstream_keepalive(facts: HostFacts, policy: Policy) -> Finding:
     remedy="proxy_buffering off",
     source="reports: first token 22 -> 287 ms, gap 5.49 -> 1.58 ms",
 )
-@needs_nginx
+@needs_proxying
 def streaming_unbuffered(facts: HostFacts, policy: Policy) -> Finding:
     held = [
         place(location)
@@ -218,33 +263,30 @@ def streaming_unbuffered(facts: HostFacts, policy: Policy) -> Finding:
     remedy="the times of the pool plan (docs/planning.md#times)",
     source="reports: a 120-s timeout with three client retries tripled the load; uvicorn's 5 s below the proxy's idle time",
 )
-@needs_nginx
+@needs_proxying
 def time_chain(facts: HostFacts, policy: Policy) -> Finding:
     wrong, dark = [], []
+    silent, idle_limit = policy["expected"]["longest_silent_prefill_s"], policy["expected"]["engine_keepalive_s"]
     for location, force in proxied(facts):
-        read = seconds(force["proxy_read_timeout"].args[0]) if "proxy_read_timeout" in force else 60.0
+        read = seconds(first(force["proxy_read_timeout"])) if "proxy_read_timeout" in force else 60.0
         if read is None:
             dark.append(f"{place(location)}: proxy_read_timeout is not a plain time")
         elif "proxy_read_timeout" not in force:
             wrong.append(f"{place(location)}: proxy_read_timeout is nginx's default of 60 s")
+        elif silent is not None and read <= silent:
+            wrong.append(f"{place(location)}: reads for {read:g} s, a prefill may be silent for {silent:g} s")
     for one in upstreams(facts):
         idle = one.child("keepalive_timeout")
-        held = seconds(idle.args[0]) if idle is not None and idle.args else 60.0
+        held = seconds(first(idle)) if idle is not None else 60.0
         if held is None:
             dark.append(f"{one.args[0]}: keepalive_timeout is not a plain time")
-        elif held >= _engine_keepalive(facts):
-            wrong.append(f"{one.args[0]}: idle {held:g} s, engines close after {_engine_keepalive(facts):g} s")
+        elif idle_limit is not None and held >= idle_limit:
+            wrong.append(f"{one.args[0]}: idle {held:g} s, engines close after {idle_limit:g} s")
+        elif idle_limit is None and held >= UVICORN_KEEPALIVE_S:
+            dark.append(f"{one.args[0]}: idle {held:g} s; after how long the engines close is not declared")
     if wrong:
         return failed("; ".join(wrong), "read timeout set; upstream idle below the engine's")
     return unknown("; ".join(dark)) if dark else passed("ordered", "read timeout set; upstream idle below the engine's")
-
-
-def _engine_keepalive(facts: HostFacts) -> float:
-    """Return after how many seconds the engines close idle connections: as the gateway's tree notes it, else 5 s (uvicorn)."""
-    for one in find_directives(facts.nginx.config or [], "set"):
-        if one.args and one.args[0] == "$metalserve_engine_keepalive" and len(one.args) > 1:
-            return seconds(one.args[1]) or 5.0
-    return 5.0
 
 
 @check(
@@ -257,7 +299,7 @@ def _engine_keepalive(facts: HostFacts) -> float:
     remedy="client_max_body_size from the plan",
     source="https://nginx.org/en/docs/http/ngx_http_core_module.html#client_max_body_size",
 )
-@needs_nginx
+@needs_proxying
 def body_size(facts: HostFacts, policy: Policy) -> Finding:
     unset = [place(location) for location, force in proxied(facts) if "client_max_body_size" not in force]
     if unset:
@@ -285,10 +327,14 @@ def failure_counting(facts: HostFacts, policy: Policy) -> Finding:
         for item in live:
             options = dict(part.split("=", 1) for part in item.args if "=" in part)
             pause = seconds(options.get("fail_timeout", "10s"))
-            if pause is not None and pause > 300:
+            if pause is None:
+                wrong.append(f"{place(item)}: fail_timeout {options['fail_timeout']!r} is no time")
+            elif pause > FAIL_TIMEOUT_MAXIMUM_S and options.get("max_fails") != "0":
                 wrong.append(f"{place(item)}: fail_timeout {options['fail_timeout']} ejects for {pause / 3600:.1f} h")
             if len(live) == 1 and len(servers) > 1 and options.get("max_fails") != "0":
                 wrong.append(f"{place(item)}: the one live peer of {one.args[0]} can be ejected (max_fails is not 0)")
+            if len(live) > 1 and options.get("max_fails") == "0" and "backup" not in item.args:
+                wrong.append(f"{place(item)}: max_fails=0: a dead peer of {one.args[0]} is asked again and again")
     for one in find_directives(facts.nginx.config or [], "proxy_next_upstream"):
         counted = [word for word in one.args if word in ("http_503", "http_429")]
         if counted and "non_idempotent" not in one.args:
@@ -340,6 +386,7 @@ def resolver(facts: HostFacts, policy: Policy) -> Finding:
             named = item.name == "server" and bool(item.args) and _is_name(item.args[0])
             if named and not (has_resolver and "resolve" in item.args):
                 stale.append(f"{place(item)}: {item.args[0]}")
+    stale += [f"{place(one)}: {peer}" for one, peer in direct_peers(facts) if _is_name(peer)]
     desired = "addresses, or resolver with resolve"
     return failed("; ".join(stale), desired) if stale else passed("addresses", desired)
 
@@ -369,11 +416,18 @@ def access_log_causes(facts: HostFacts, policy: Policy) -> Finding:
         if facts.probe("nginx").state == ABSENT:
             return not_applicable("no nginx on this host")
         return not_read(facts, "access_logs")
-    causes = count_causes(facts.nginx.access_log, facts.nginx.error_log or [])
-    if not causes:
-        return passed("no error rows", "no error rows")
+    lines = facts.nginx.access_log
+    unread_lines = [line for line in lines if parse_row(line) is None]
+    causes = count_causes(lines, facts.nginx.error_log or [])
+    engine = {name: number for name, number in causes.items() if CAUSES[name].engine or name in OUR_CAUSES}
     shown = dict(sorted(causes.items(), key=lambda pair: -pair[1]))
-    return warned(shown, "no error rows", *facts.nginx.access_log[-5:])
+    said = tuple(f"{name}: {CAUSES[name].why} {CAUSES[name].remedy}".strip() for name in shown)
+    if engine:
+        return warned(shown, "no row that an engine or the gateway's own settings made", *said)
+    if unread_lines:
+        return unknown(f"{len(unread_lines)} rows of another format than the gateway's", None, unread_lines[-1][:160])
+    # What clients do, and load that was turned away (429, an engine's 503), is no fault of this host.
+    return passed(shown or "no error rows", "no row that an engine or the gateway's own settings made", *said)
 
 
 @check(
@@ -397,6 +451,8 @@ def worker_connections(facts: HostFacts, policy: Policy) -> Finding:
         for one in find_directives(config, "worker_rlimit_nofile")
         if one.args and one.args[0].isdigit()
     ]
+    if not connections and find_directives(config, "worker_connections"):
+        return unknown("worker_connections is not a number")
     number = connections[-1] if connections else 512
     desired = ">= 4096 connections, twice as many files"
     if number < 4096:
@@ -424,16 +480,21 @@ def tls_expiry(facts: HostFacts, policy: Policy) -> Finding:
     if not facts.certificates:
         return warned("nginx names no certificate", "TLS")
     wanted = policy["tls_days_minimum"]
-    now = datetime.datetime.now(datetime.timezone.utc)
-    if facts.source == "snapshot" and facts.collected_at:
-        now = datetime.datetime.fromisoformat(facts.collected_at.replace("Z", "+00:00"))
+    now: Optional[datetime.datetime] = datetime.datetime.now(datetime.timezone.utc).replace(tzinfo=None)
+    if facts.source == "snapshot":
+        now = moment(facts.collected_at)
     short, dark, days = [], [], []
     for one in facts.certificates:
-        if one.not_after is None:
-            dark.append(f"{one.path}: {one.error or 'not readable'}")
+        begin, end = moment(one.not_before), moment(one.not_after)
+        if end is None or now is None:
+            dark.append(
+                f"{one.path}: {one.error or ('not readable' if end is None else 'when it was read is not said')}"
+            )
             continue
-        left = (datetime.datetime.fromisoformat(one.not_after.replace("Z", "+00:00")) - now).days
+        left = (end - now).days
         days.append(left)
+        if begin is not None and begin > now:
+            short.append(f"{one.path}: not valid before {one.not_before}")
         if left < wanted:
             short.append(f"{one.path}: {'expired' if left < 0 else f'{left} days left'}")
     if short:
@@ -441,6 +502,57 @@ def tls_expiry(facts: HostFacts, policy: Policy) -> Finding:
     return (
         unknown("; ".join(dark), f">= {wanted} days") if dark else passed(f"{min(days)} days left", f">= {wanted} days")
     )
+
+
+def listens(server: Directive) -> list[str]:
+    """Return the addresses that a server block listens on; nginx's own default where it says none."""
+    return [one.args[0] for one in server.block or [] if one.name == "listen" and one.args] or ["*:80"]
+
+
+def is_loopback(listen: str) -> bool:
+    """Tell whether only this machine reaches a listen address."""
+    return listen.startswith(("127.", "[::1]", "unix:", "localhost"))
+
+
+def _tells(directive: Directive) -> bool:
+    """Tell whether a directive gives out, or changes, how the service runs."""
+    lua = directive.name.startswith("content_by_lua") and "admin" in " ".join(directive.args)
+    return directive.name == "stub_status" or lua
+
+
+def _denies_all(directive: Directive) -> bool:
+    return any(one.name == "deny" and one.args == ["all"] for one in directive.block or [])
+
+
+@check(
+    "gateway.listen",
+    title="Prompts and keys arrive over TLS alone",
+    severity="critical",
+    applies_to=GATEWAY,
+    tags=TAGS,
+    why="a server that proxies to engines on a port without TLS takes keys and prompts in clear text, and a second public "
+    "door has none of the first one's limits",
+    remedy="listen ... ssl for what proxies; plain HTTP only redirects",
+    source="https://nginx.org/en/docs/http/configuring_https_servers.html",
+)
+@needs_nginx
+def listen(facts: HostFacts, policy: Policy) -> Finding:
+    open_doors, doors = [], []
+    for server in find_directives(facts.nginx.config or [], "server"):
+        if server.block is None or not find_directives(server.block, "proxy_pass", "grpc_pass"):
+            continue
+        for one in [one for one in server.block if one.name == "listen" and one.args] or [server]:
+            address = one.args[0] if one is not server else "*:80"
+            doors.append(address)
+            if "ssl" not in one.args and "quic" not in one.args and not is_loopback(address):
+                open_doors.append(f"{address} ({place(one)})")
+    if open_doors:
+        return failed(f"without TLS: {', '.join(open_doors)}", "ssl on every listen that proxies")
+    if not doors:
+        if "gateway" in policy["expected"]["roles"]:
+            return failed("no server proxies to an engine", "a server that proxies, with ssl")
+        return not_applicable("nginx proxies nothing")
+    return passed(sorted(set(doors)), "ssl on every listen that proxies")
 
 
 @check(
@@ -459,14 +571,11 @@ def private_status(facts: HostFacts, policy: Policy) -> Finding:
     for server in find_directives(facts.nginx.config or [], "server"):
         if server.block is None:
             continue
-        for location in [one for one in server.find("location") if one.child("stub_status") is not None] + (
-            [server] if server.child("stub_status") is not None else []
-        ):
-            listens = [one.args[0] for one in server.block if one.name == "listen" and one.args] or ["*:80"]
-            guarded = bool(location.find("deny")) or bool([one for one in server.block if one.name == "deny"])
-            if not guarded and not all(
-                listen.startswith(("127.", "[::1]", "unix:", "localhost")) for listen in listens
-            ):
-                opened.append(f"{place(location)} on {', '.join(listens)}")
+        if all(is_loopback(one) for one in listens(server)):
+            continue
+        for location in [server, *find_directives(server.block, "location")]:
+            private = [one for one in location.block or [] if _tells(one)]
+            if private and not (_denies_all(location) or _denies_all(server)):
+                opened.append(f"{private[0].name} at {place(location)} on {', '.join(listens(server))}")
     desired = "loopback, or allow/deny"
     return failed("; ".join(opened), desired) if opened else passed("not public", desired)

@@ -11,10 +11,15 @@ from typing import Optional
 from ansible_collections.metal.serve.plugins.module_utils.checklist.checks.support import (
     Policy,
     by_gpu,
+    content_of,
+    engine_containers,
     label,
+    largest_tensor_parallel,
     needs_driver,
     needs_gpus,
     not_read,
+    part,
+    replica_of,
     worst,
 )
 from ansible_collections.metal.serve.plugins.module_utils.checklist.model import (
@@ -48,7 +53,7 @@ def needs_peer_to_peer(facts: HostFacts, policy: Policy) -> Optional[bool]:
     expected = policy["expected"]
     if expected["peer_to_peer"] is not None:
         return bool(expected["peer_to_peer"])
-    if (expected["tensor_parallel"] or 1) <= 1:
+    if largest_tensor_parallel(facts, policy) <= 1:
         return False
     linked = has_nvlink(facts)
     return None if linked is None else not linked
@@ -94,6 +99,8 @@ def model_and_memory(facts: HostFacts, policy: Policy) -> Finding:
     gpus, expected = facts.gpus or [], policy["expected"]
     if any(gpu.name is None or gpu.memory_total_mib is None for gpu in gpus):
         return unknown("nvidia-smi does not say name and memory of every GPU")
+    if any((gpu.memory_total_mib or 0) <= 0 for gpu in gpus):
+        return failed("a GPU without memory", "the memory of its model")
     kinds = sorted({f"{gpu.name} {gpu.memory_total_mib} MiB" for gpu in gpus})
     desired = " ".join(
         part
@@ -148,7 +155,8 @@ def bar1_minimum(facts: HostFacts, policy: Policy) -> Finding:
 def bar1_p2p(facts: HostFacts, policy: Policy) -> Finding:
     needed = needs_peer_to_peer(facts, policy)
     bridges = [
-        f"{message.driver} {message.device}: {message.message}" for message in facts.kernel_log.bar_messages or []
+        f"{message.driver} {message.device} is short: {message.message}"
+        for message in facts.kernel_log.bar_messages or []
     ]
 
     def one(gpu: Gpu) -> Said:
@@ -161,12 +169,9 @@ def bar1_p2p(facts: HostFacts, policy: Policy) -> Finding:
 
     found = by_gpu(facts, one)
     if found[0] or found[1]:
-        for message in facts.kernel_log.bar_messages or []:
-            (found[0] or found[1]).append(f"bridge {message.device} is short: {message.message}")
-    if needed is None and found[1] and not found[0]:
-        return unknown(
-            "; ".join([*found[1], "whether peer-to-peer is needed is not known: no topology"]), None, *bridges
-        )
+        (found[0] or found[1]).extend(bridges)
+    if needed is None and found[1]:
+        return unknown("; ".join([*found[1], "whether peer-to-peer is needed is not known: no topology"]))
     return worst(
         found, "BAR1 >= frame buffer" + (" (peer-to-peer is needed)" if needed else ""), "BAR1 covers the memory"
     )
@@ -183,17 +188,21 @@ def bar1_p2p(facts: HostFacts, policy: Policy) -> Finding:
 )
 @needs_gpus
 def ecc_and_remapping(facts: HostFacts, policy: Policy) -> Finding:
+    if all(_no_ecc_card(gpu) for gpu in facts.gpus or []):
+        return not_applicable("cards of a line without ECC")
+
     def one(gpu: Gpu) -> Said:
         if gpu.remapped_rows_failure or gpu.unrepairable_memory or gpu.sram_threshold_exceeded:
             return "fail", "replace the card: a remapping failed or errors passed the vendor's threshold"
-        if (
-            gpu.remapped_rows_pending
-            or gpu.retired_pages_pending
-            or gpu.channel_repair_pending
-            or gpu.tpc_repair_pending
-        ):
-            return "fail", "reset pending: rows or pages wait to be remapped"
-        if gpu.reset_required or (gpu.recovery_action or "None") not in ("None", "N/A"):
+        pending = (
+            gpu.remapped_rows_pending,
+            gpu.retired_pages_pending,
+            gpu.channel_repair_pending,
+            gpu.tpc_repair_pending,
+        )
+        if any(pending):
+            return "fail", "reset pending: rows, pages or repairs wait for it"
+        if gpu.reset_required or (gpu.recovery_action or "None") != "None":
             return "fail", f"the driver asks for: {gpu.recovery_action or 'a reset'}"
         if gpu.ecc_volatile_uncorrectable:
             return "fail", f"{gpu.ecc_volatile_uncorrectable} uncorrected errors since the driver was loaded"
@@ -201,16 +210,16 @@ def ecc_and_remapping(facts: HostFacts, policy: Policy) -> Finding:
             return "warn", "ECC is off"
         if gpu.ecc_mode is None or gpu.ecc_volatile_uncorrectable is None:
             return None if _no_ecc_card(gpu) else ("unknown", "ECC state not known")
-        if gpu.remapped_rows_pending is None and gpu.retired_pages_pending is None:
-            return "unknown", "remapping state not known"
-        return None
+        rows = gpu.remapped_rows_pending is not None and gpu.remapped_rows_failure is not None
+        return None if rows or gpu.retired_pages_pending is not None else ("unknown", "remapping state not known")
 
     return worst(by_gpu(facts, one), "ECC on, nothing pending, nothing failed", "healthy")
 
 
 def _no_ecc_card(gpu: Gpu) -> bool:
-    """Tell whether this is a card line that has no ECC at all, so that N/A is what a healthy one says."""
-    return bool(re.search(r"geforce|titan", f"{gpu.brand or ''} {gpu.name or ''}", re.IGNORECASE))
+    """Tell whether this is a card line that has no ECC at all, and that says so of this one."""
+    line = re.search(r"geforce|titan", f"{gpu.brand or ''} {gpu.name or ''}", re.IGNORECASE)
+    return bool(line) and gpu.ecc_mode is None and not gpu.remapped_rows_failure and not gpu.remapped_rows_pending
 
 
 @check(
@@ -235,18 +244,25 @@ def pcie_link(facts: HostFacts, policy: Policy) -> Finding:
             return "unknown", "link generation not known"
         if generation >= generation_max:
             return None
-        if gpu.idle or (gpu.performance_state or "P0") not in ("P0", "P1", "P2"):
-            return None
-        if gpu.idle is None and gpu.utilization_gpu_percent is None:
+        loaded = under_load(gpu)
+        if loaded is None:
             return "unknown", f"generation {generation} of {generation_max}; whether it is idle is not known"
-        if gpu.idle is False or (gpu.utilization_gpu_percent or 0) > 10:
-            return "fail", f"generation {generation} of {generation_max} under load"
-        return None
+        return ("fail", f"generation {generation} of {generation_max} under load") if loaded else None
 
     links = sorted(
         {f"x{gpu.pcie_width_current}, gen {gpu.pcie_gen_current} of {gpu.pcie_gen_max}" for gpu in facts.gpus or []}
     )
     return worst(by_gpu(facts, one), "full width; full generation under load", links)
+
+
+def under_load(gpu: Gpu) -> Optional[bool]:
+    """Tell whether a GPU works: it does not say that it idles, and is in a high performance state or busy."""
+    busy = None if gpu.utilization_gpu_percent is None else gpu.utilization_gpu_percent > 10
+    if gpu.idle or gpu.idle is None:
+        return False if gpu.idle else busy
+    if gpu.performance_state is None:
+        return True if busy is None else busy
+    return gpu.performance_state in ("P0", "P1", "P2") or bool(busy)
 
 
 HARDWARE_REASONS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "hw_power_brake")
@@ -297,15 +313,24 @@ def throttling(facts: HostFacts, policy: Policy) -> Finding:
 @needs_gpus
 def mig_mode(facts: HostFacts, policy: Policy) -> Finding:
     wanted = bool(policy["expected"]["mig"])
+    if not wanted and all(_no_mig_card(gpu) for gpu in facts.gpus or []):
+        return not_applicable("cards of a line without MIG")
 
     def one(gpu: Gpu) -> Said:
         if gpu.mig_mode_pending is not None and gpu.mig_mode is not None and gpu.mig_mode_pending != gpu.mig_mode:
             return "warn", "MIG changes at the next reset"
         if gpu.mig_mode is None:
-            return "unknown", "MIG mode not known (N/A also on cards without MIG)"
+            return "unknown", "MIG mode not known"
         return None if gpu.mig_mode == wanted else ("fail", f"MIG is {'on' if gpu.mig_mode else 'off'}")
 
     return worst(by_gpu(facts, one), "on" if wanted else "off", "on" if wanted else "off")
+
+
+def _no_mig_card(gpu: Gpu) -> bool:
+    """Tell whether the architecture, or the line, has no MIG, so that N/A is all that such a card can say."""
+    old = (gpu.architecture or "") in ("Maxwell", "Pascal", "Volta", "Turing", "Ada Lovelace")
+    line = re.search(r"geforce|titan", f"{gpu.brand or ''} {gpu.name or ''}", re.IGNORECASE)
+    return gpu.mig_mode is None and (old or bool(line))
 
 
 @check(
@@ -340,24 +365,27 @@ def compute_mode(facts: HostFacts, policy: Policy) -> Finding:
 )
 @needs_gpus
 def foreign_processes(facts: HostFacts, policy: Policy) -> Finding:
-    ours = {
-        container.id for container in facts.docker.containers or [] if (container.name or "").startswith("metalserve-")
-    }
+    containers = facts.docker.containers
+    docker_absent = facts.probe("docker_version").state == ABSENT
+    ours = {one.id for one in containers or [] if replica_of(one)}
 
     def one(gpu: Gpu) -> Said:
         if gpu.processes is None:
             return "unknown", "processes not known"
         strangers = [process for process in gpu.processes if process.type != "G" and process.container_id not in ours]
-        unclear = [process for process in strangers if process.container_id is None]
         named = ", ".join(
             f"PID {process.pid} {process.name or '?'} {process.used_mib if process.used_mib is not None else '?'} MiB"
             for process in strangers
         )
-        if strangers and len(unclear) < len(strangers):
+        # Outside of every container, or in one that is known not to be ours: foreign beyond doubt.
+        surely = [
+            item for item in strangers if item.container_id == "" or (item.container_id and containers is not None)
+        ]
+        if surely or (strangers and (docker_absent or containers == [])):
             return "fail", named
-        if unclear:
-            return ("unknown", f"{named}: whether it is an engine of ours is not known") if ours else ("fail", named)
-        if not gpu.processes and not ours and (gpu.memory_used_mib or 0) > 1024:
+        if strangers:
+            return "unknown", f"{named}: whether it is an engine of ours is not known"
+        if not gpu.processes and (gpu.memory_used_mib or 0) > 1024:
             return "warn", f"{gpu.memory_used_mib} MiB in use, and no process is shown"
         return None
 
@@ -375,30 +403,49 @@ def foreign_processes(facts: HostFacts, policy: Policy) -> Finding:
 )
 @needs_gpus
 def free_memory(facts: HostFacts, policy: Policy) -> Finding:
-    share = policy["expected"]["gpu_memory_utilization"]
+    containers, share = engine_containers(facts), policy["expected"]["gpu_memory_utilization"]
+    settings = [part(content_of(engine), "settings") for engine in facts.metalserve.engines or []]
+    planned = [one["gpu_memory_utilization"] for one in settings if _is_share(one.get("gpu_memory_utilization"))]
+    share = max(planned, default=None) if share is None else share
     if share is None:
         return not_applicable("no planned utilisation is declared (expected.gpu_memory_utilization)")
-    running = [
-        one
-        for one in facts.docker.containers or []
-        if one.state == "running" and (one.name or "").startswith("metalserve-")
-    ]
-    if running:
-        return not_applicable("engines are running: their memory is theirs")
+    ours = {one.id for one in containers or [] if replica_of(one)}
+    taken = [gpu.index for gpu in facts.gpus or [] if any(one.container_id in ours for one in gpu.processes or [])]
+    if len(taken) == len(facts.gpus or []):
+        return not_applicable("engines of this bundle run on every GPU: the memory is theirs")
 
     def one(gpu: Gpu) -> Said:
+        if gpu.index in taken:
+            return None
         if gpu.memory_total_mib is None or gpu.memory_free_mib is None:
             return "unknown", "memory not known"
+        # In whole MiB and rounded up: a comparison of GiB with two digits hides the 70 MiB that a start fails by.
         needed = math.ceil(gpu.memory_total_mib * share)
-        if gpu.memory_free_mib < needed:
-            return (
-                "fail",
-                f"{gpu.memory_free_mib} MiB free, {needed} MiB needed: {needed - gpu.memory_free_mib} MiB short",
-            )
-        if gpu.memory_free_mib < needed + policy["gpu_memory_margin_mib"]:
-            return "warn", f"{gpu.memory_free_mib - needed} MiB above what is needed"
-        return None
+        spare = gpu.memory_free_mib - needed
+        if spare < 0:
+            return "fail", f"{gpu.memory_free_mib} MiB free, {needed} MiB needed: {-spare} MiB short"
+        return ("warn", f"{spare} MiB above what is needed") if spare < policy["gpu_memory_margin_mib"] else None
 
-    return worst(
-        by_gpu(facts, one), f"ceil(total x {share}) free, plus {policy['gpu_memory_margin_mib']} MiB", "enough"
-    )
+    desired = f"ceil(total x {share}) free, plus {policy['gpu_memory_margin_mib']} MiB"
+    return worst(by_gpu(facts, one), desired, "enough")
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1
+
+
+@check(
+    "gpu.fields_understood",
+    title="Every field of nvidia-smi's answer is known here",
+    severity="minor",
+    applies_to=ENGINE,
+    why="a driver that renamed a field makes the facts that rest on it silently unknown; the names are the way to see it",
+    remedy="send a snapshot with the report (playbooks/snapshot.yml), so that the reader learns the new names",
+    source="reports: XML v11 to v12 and driver 570 renamed the power fields",
+)
+@needs_gpus
+def fields_understood(facts: HostFacts, policy: Policy) -> Finding:
+    if facts.unknown_fields:
+        named = ", ".join(facts.unknown_fields[:12])
+        return unknown(f"unknown field: {named}{' ...' if len(facts.unknown_fields) > 12 else ''}", "none")
+    return passed("all known", "none unknown")

@@ -1,10 +1,9 @@
 # Copyright: the Metalserve authors
 # SPDX-License-Identifier: Apache-2.0
-"""Limits and control groups: open files, locked memory, control group version, container limits, shared memory."""
+"""Limits and control groups: open files of sessions, services and daemons, locked memory, control group version."""
 
 from __future__ import annotations
 
-import re
 from typing import Optional
 
 from ansible_collections.metal.serve.plugins.module_utils.checklist.checks.support import (
@@ -20,9 +19,8 @@ from ansible_collections.metal.serve.plugins.module_utils.checklist.model import
     unknown,
     warned,
 )
-from ansible_collections.metal.serve.plugins.module_utils.common.sizes import format_size, parse_size
-from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import UNLIMITED, Container, HostFacts
-from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import ABSENT
+from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import UNLIMITED, HostFacts
+from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import ABSENT, NOT_COLLECTED
 
 ENGINE = ("engine",)
 SERVING = ("engine", "gateway")
@@ -58,7 +56,8 @@ def session_nofile(facts: HostFacts, policy: Policy) -> Finding:
     session = facts.limits.processes.get("session")
     if session is not None and session.nofile_soft is not None:
         return judge_nofile(session.nofile_soft, policy, "login session, soft limit")
-    if facts.limits.entries is None:
+    # What is configured holds for the next login; a session that could not be read is another matter.
+    if facts.limits.entries is None or facts.probe("session_limits").state not in (ABSENT, NOT_COLLECTED):
         return not_read(facts, "session_limits", "limits_conf")
     values = [
         entry.value
@@ -103,21 +102,24 @@ def dockerd(facts: HostFacts, policy: Policy) -> Finding:
         if facts.probe("docker_version").state == ABSENT:
             return not_applicable("no Docker on this host")
         return not_read(facts, "process_limits")
-    rdma = policy["expected"]["rdma"]
-    rdma = bool(facts.pci.rdma_devices) if rdma is None and facts.pci.rdma_devices is not None else rdma
-    memlock = limits.memlock_hard
-    shown = "unlimited" if memlock == UNLIMITED else memlock
-    if memlock is not None and memlock != UNLIMITED and memlock < 64 * 1024**2:
-        if rdma:
-            return failed(f"locked memory {shown}", "unlimited (RDMA is in use)")
-        if rdma is None:
-            return unknown(
-                f"locked memory {shown}; whether RDMA is in use is not known", "unlimited where RDMA is in use"
-            )
     found = judge_nofile(limits.nofile_hard, policy, "open files")
-    if found.verdict == "pass" and memlock is None:
+    memlock, rdma = limits.memlock_hard, uses_rdma(facts, policy)
+    if found.verdict == "fail" or memlock == UNLIMITED or rdma is False:
+        return found
+    if memlock is not None and rdma:
+        return failed(f"locked memory {memlock} bytes", "unlimited (RDMA is in use)")
+    if found.verdict == "warn":
+        return found
+    if memlock is None:
         return unknown("locked memory of dockerd not known")
-    return found
+    return unknown(f"locked memory {memlock} bytes; whether RDMA is in use is not known", "unlimited with RDMA")
+
+
+def uses_rdma(facts: HostFacts, policy: Policy) -> Optional[bool]:
+    """Tell whether RDMA is used: as declared, else whether there is a device for it; None where that is not known."""
+    if policy["expected"]["rdma"] is not None:
+        return bool(policy["expected"]["rdma"])
+    return None if facts.pci.rdma_devices is None else bool(facts.pci.rdma_devices)
 
 
 @check(
@@ -171,118 +173,3 @@ def cgroup_version(facts: HostFacts, policy: Policy) -> Finding:
     if not facts.cgroup.memory_limit:
         return failed(f"version {facts.cgroup.version}, no memory limit", "version 2 with memory")
     return passed(f"version {facts.cgroup.version}", "a version that limits memory")
-
-
-def engine_containers(facts: HostFacts) -> Optional[list[Container]]:
-    """Return the running containers that serve a model, started by this bundle or not; None where Docker was not read."""
-    if facts.docker.containers is None:
-        return None
-    return [one for one in facts.docker.containers if one.state == "running" and is_engine(one)]
-
-
-def is_engine(container: Container) -> bool:
-    """Tell whether a container runs an inference engine, by name, image or command."""
-    if (container.name or "").startswith("metalserve-"):
-        return True
-    text = " ".join([container.image or "", *container.entrypoint, *container.command])
-    return bool(re.search(r"vllm|sglang|tritonserver", text))
-
-
-@check(
-    "container.memory",
-    title="Engine containers have the planned memory and swap limits",
-    severity="major",
-    applies_to=ENGINE,
-    tags=("engines",),
-    why="an engine without a limit can push the node out of memory; a swap limit below what the kernel can hold is dropped "
-    "silently and looks like a difference forever",
-    remedy="redeploy with the plan's limits (container.memory, container.memory_swap of the pool)",
-    source="deployment checklist: --memory=88G --memory-swap=90G",
-)
-def container_memory(facts: HostFacts, policy: Policy) -> Finding:
-    containers = engine_containers(facts)
-    if containers is None:
-        return not_read(facts, "docker_containers")
-    if not containers:
-        return not_applicable("no engine container runs")
-    wrong, dark, desired = [], [], set()
-    for one in containers:
-        planned = planned_container(facts, one)
-        memory = planned.get("memory_bytes") or _size(policy["container_memory"])
-        swap = planned.get("memory_swap_bytes") or _size(policy["container_memory_swap"])
-        desired.add(f"{format_size(memory) if memory else 'a limit'}" + (f" / {format_size(swap)}" if swap else ""))
-        if one.memory_bytes is None:
-            dark.append(f"{one.name}: memory limit not known")
-        elif one.memory_bytes == 0 or (memory and one.memory_bytes != memory):
-            wrong.append(f"{one.name}: memory {format_size(one.memory_bytes) if one.memory_bytes else 'unlimited'}")
-        elif swap and facts.cgroup.swap_limit and one.memory_swap_bytes != swap:
-            wrong.append(f"{one.name}: memory+swap {one.memory_swap_bytes}")
-    if wrong:
-        return failed("; ".join(wrong), ", ".join(sorted(desired)))
-    if dark:
-        return unknown("; ".join(dark), ", ".join(sorted(desired)))
-    if facts.cgroup.swap_limit is False and any("/" in one for one in desired):
-        return warned("memory as planned; this kernel cannot limit swap", ", ".join(sorted(desired)))
-    return passed("as planned", ", ".join(sorted(desired)))
-
-
-def planned_container(facts: HostFacts, container: Container) -> dict[str, int]:
-    """Return the container limits of the release that ``container`` belongs to; empty where it is not ours."""
-    for engine in facts.metalserve.engines or []:
-        if not (container.name or "").startswith(f"metalserve-{engine.replica}-"):
-            continue
-        for release in engine.releases:
-            if release.hash == engine.current and isinstance((release.release or {}).get("container"), dict):
-                found = (release.release or {})["container"]
-                return {key: value for key, value in found.items() if isinstance(value, int)}
-    return {}
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text) if text else 0
-    except ValueError:
-        return 0
-
-
-def tensor_parallel(container: Container) -> int:
-    """Return the tensor parallel size in a container's command line; 1 where it says none."""
-    words = [*container.entrypoint, *container.command]
-    text = " ".join(words)
-    match = re.search(r"(?:--tensor-parallel-size|--tensor_parallel_size|--tp-size|--tp|-tp)[ =](\d+)", text)
-    return int(match.group(1)) if match else 1
-
-
-@check(
-    "container.shm",
-    title="Shared memory is large enough, or the host's, where GPUs work together",
-    severity="critical",
-    applies_to=ENGINE,
-    tags=("engines",),
-    why="NCCL and the workers' message queue need shared memory: Docker's 64 MiB end in 'ncclShmOpen' errors or hangs",
-    remedy="ipc: host, or shm_size of at least 1 GiB per GPU; redeploy",
-    source="reports: /dev/shm of 64 MiB with tensor parallelism",
-)
-def container_shm(facts: HostFacts, policy: Policy) -> Finding:
-    containers = engine_containers(facts)
-    if containers is None:
-        return not_read(facts, "docker_containers")
-    wrong, dark, together = [], [], 0
-    for one in containers:
-        size = max(tensor_parallel(one), policy["expected"]["tensor_parallel"] or 1)
-        if size <= 1:
-            continue
-        together += 1
-        if one.ipc_mode == "host":
-            continue
-        if one.shm_bytes is None or one.ipc_mode is None:
-            dark.append(f"{one.name}: shared memory not known")
-        elif one.shm_bytes < 1024**3:
-            wrong.append(f"{one.name}: {format_size(one.shm_bytes)}, ipc {one.ipc_mode}, tensor parallel {size}")
-    if wrong:
-        return failed("; ".join(wrong), "ipc host, or >= 1 GiB")
-    if dark:
-        return unknown("; ".join(dark), "ipc host, or >= 1 GiB")
-    if not together:
-        return not_applicable("no running engine uses more than one GPU")
-    return passed(f"{together} containers", "ipc host, or >= 1 GiB")

@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
+import datetime
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
 from ansible_collections.metal.serve.plugins.module_utils.checklist.model import (
     CheckFunction,
@@ -15,10 +16,17 @@ from ansible_collections.metal.serve.plugins.module_utils.checklist.model import
     not_applicable,
     unknown,
 )
-from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import Gpu, HostFacts
+from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import (
+    Container,
+    Engine,
+    Gpu,
+    HostFacts,
+    Release,
+)
 from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import ABSENT, OK
 
 Policy = Mapping[str, Any]
+_Thing = TypeVar("_Thing")
 
 
 def not_read(facts: HostFacts, *probes: str) -> Finding:
@@ -27,7 +35,8 @@ def not_read(facts: HostFacts, *probes: str) -> Finding:
     for name in probes:
         state = facts.probe(name)
         states.append(f"{name}: {state.state}{f' ({state.error})' if state.error else ''}")
-    return unknown("; ".join(states))
+    # A probe that was read and yet gave nothing was not understood: the facts say what of it.
+    return unknown("; ".join(states), None, *facts.problems[:8])
 
 
 def unread(facts: HostFacts, *probes: str) -> bool:
@@ -81,6 +90,138 @@ def version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match.group(1).split(".")) if match else ()
 
 
+OUR_CONTAINER = re.compile(r"\Ametalserve-(.+)-[0-9a-f]{12}\Z")
+SERVES = re.compile(r"vllm|sglang|tritonserver|--(tensor-parallel-size|tp-size|served-model-name|shutdown-timeout)\b")
+
+
+def replica_of(container: Container) -> str:
+    """Return the replica that a container of this bundle runs; empty where the bundle did not create it."""
+    match = OUR_CONTAINER.match(container.name or "")
+    return container.labels.get("metalserve.replica") or (match.group(1) if match else "")
+
+
+def engine_of(facts: HostFacts, container: Container) -> Optional[Engine]:
+    """Return the replica's state on this node that ``container`` belongs to; None where it is not ours."""
+    name = replica_of(container)
+    return next((one for one in facts.metalserve.engines or [] if name and one.replica == name), None)
+
+
+def current_release(engine: Engine) -> Optional[Release]:
+    """Return the release that the link ``current`` of a replica names; None where it could not be read."""
+    return next((one for one in engine.releases if one.hash == engine.current), None)
+
+
+def content_of(engine: Optional[Engine]) -> dict[str, Any]:
+    """Return what the replica's current release decides (``content`` of release.json); empty where it is not known."""
+    release = current_release(engine) if engine is not None else None
+    content = (release.release or {}).get("content") if release is not None else None
+    return content if isinstance(content, dict) else {}
+
+
+def part(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a mapping inside a release's content; empty where it is none."""
+    value = content.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def desired_out(engine: Engine) -> str:
+    """Return who took the replica out of rotation and why it may be silent; empty where it is wanted in."""
+    rotation = engine.rotation or {}
+    wanted = rotation.get("in", rotation.get("desired", True))
+    if wanted in (True, "in", None):
+        return ""
+    return f"desired out by {rotation.get('by') or '?'} since {rotation.get('since') or '?'}"
+
+
+def is_engine(container: Container) -> bool:
+    """Tell whether a container serves a model: ours, or by its image and words, or because it was given GPUs."""
+    words = " ".join([container.image or "", *container.entrypoint, *container.command])
+    if replica_of(container) or SERVES.search(words):
+        return True
+    return container.wants_gpu and "exporter" not in f"{container.name} {words}"
+
+
+def engine_containers(facts: HostFacts) -> Optional[list[Container]]:
+    """Return the containers that serve a model, started by this bundle or not; None where Docker was not read.
+
+    One whose state is not said counts as running: what it would do wrong, it does.
+    """
+    if facts.docker.containers is None:
+        return None
+    alive = ("running", "restarting", "paused", None)
+    return [one for one in facts.docker.containers if one.state in alive and is_engine(one)]
+
+
+def needs_engines(function: CheckFunction) -> CheckFunction:
+    """Wrap a check of engine containers: not applicable where none runs, unknown where Docker was not read."""
+
+    @wraps(function)
+    def checked(facts: HostFacts, policy: Policy) -> Finding:
+        containers = engine_containers(facts)
+        if containers is None:
+            if facts.probe("docker_version").state == ABSENT and facts.probe("docker_containers").state == ABSENT:
+                return not_applicable("no Docker on this host")
+            return not_read(facts, "docker_containers")
+        if not containers:
+            return not_applicable("no engine container runs")
+        return function(facts, policy)
+
+    return checked
+
+
+def needs_replicas(function: CheckFunction) -> CheckFunction:
+    """Wrap a check of this bundle's replicas: not applicable where there is none, unknown where they were not read."""
+
+    @wraps(function)
+    def checked(facts: HostFacts, policy: Policy) -> Finding:
+        if facts.metalserve.engines is None:
+            return not_read(facts, "engines")
+        if not facts.metalserve.engines:
+            return not_applicable("no engine of this bundle on this host")
+        return function(facts, policy)
+
+    return checked
+
+
+def by_one(
+    things: Iterable[_Thing], judge_one: Callable[[_Thing], Optional[tuple[str, str]]]
+) -> tuple[list[str], list[str], list[str]]:
+    """Sort what ``judge_one`` says of each thing into (failures, warnings, unknowns); None from it means fine."""
+    sorted_out: dict[str, list[str]] = {"fail": [], "warn": [], "unknown": []}
+    for thing in things:
+        said = judge_one(thing)
+        if said is not None:
+            sorted_out[said[0]].append(said[1])
+    return sorted_out["fail"], sorted_out["warn"], sorted_out["unknown"]
+
+
+def tensor_parallel(facts: HostFacts, container: Container, policy: Policy) -> int:
+    """Return over how many GPUs a container's model is split: by its release, its words, else as declared."""
+    settings = part(content_of(engine_of(facts, container)), "settings")
+    for name in ("tensor_parallel_size", "tp_size", "tp"):
+        if isinstance(settings.get(name), int):
+            return int(settings[name])
+    words = " ".join([*container.entrypoint, *container.command])
+    match = re.search(r"(?:--tensor[-_]parallel[-_]size|--tp-size|--tp|-tp)[ =](\d+)", words)
+    if match:
+        return int(match.group(1))
+    return 1 if settings else int(policy["expected"]["tensor_parallel"] or 1)
+
+
+def largest_tensor_parallel(facts: HostFacts, policy: Policy) -> int:
+    """Return the largest tensor parallel size that is declared for, or runs on, this host."""
+    sizes = [tensor_parallel(facts, one, policy) for one in engine_containers(facts) or []]
+    return max([int(policy["expected"]["tensor_parallel"] or 1), *sizes])
+
+
+def moment(text: Optional[str]) -> Optional[datetime.datetime]:
+    """Return a time such as 2026-01-31T00:00:00.123456789Z (UTC, to the second); None for what is none."""
+    try:
+        return datetime.datetime.strptime((text or "")[:19], "%Y-%m-%dT%H:%M:%S")
+    except ValueError:
+        return None
+
+
 def cpu_set(ranges: str) -> Optional[set[int]]:
     """Return ``0-3,8`` as numbers; None for text that is no CPU list."""
     numbers: set[int] = set()
@@ -100,17 +241,17 @@ def label(gpu: Gpu) -> str:
 def by_gpu(
     facts: HostFacts, judge_one: Callable[[Gpu], Optional[tuple[str, str]]]
 ) -> tuple[list[str], list[str], list[str]]:
-    """Sort what ``judge_one`` says of each GPU into (failures, warnings, unknowns); None from it means fine."""
-    sorted_out: dict[str, list[str]] = {"fail": [], "warn": [], "unknown": []}
-    for gpu in facts.gpus or []:
+    """Sort what ``judge_one`` says of each GPU, with the GPU's name before it; see :func:`by_one`."""
+
+    def named(gpu: Gpu) -> Optional[tuple[str, str]]:
         said = judge_one(gpu)
-        if said is not None:
-            sorted_out[said[0]].append(f"{label(gpu)}: {said[1]}")
-    return sorted_out["fail"], sorted_out["warn"], sorted_out["unknown"]
+        return None if said is None else (said[0], f"{label(gpu)}: {said[1]}")
+
+    return by_one(facts.gpus or [], named)
 
 
 def worst(found: tuple[list[str], list[str], list[str]], desired: Any, fine: Any) -> Finding:
-    """Return the finding for what :func:`by_gpu` sorted: a failure beats an unknown, an unknown beats a warning."""
+    """Return the finding for what :func:`by_one` sorted: a failure beats an unknown, an unknown beats a warning."""
     failures, warnings, unknowns = found
     evidence = (*failures, *unknowns, *warnings)
     if failures:

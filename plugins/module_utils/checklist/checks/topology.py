@@ -1,15 +1,21 @@
 # Copyright: the Metalserve authors
 # SPDX-License-Identifier: Apache-2.0
-"""Topology: NUMA balancing, CPUs near the GPUs, ACS on bridges, NVLink, CPU governor, huge pages."""
+"""Topology: NUMA balancing, CPUs near the GPUs, ACS and IOMMU, NVLink, CPU governor, huge pages."""
 
 from __future__ import annotations
+
+from typing import Optional
 
 from ansible_collections.metal.serve.plugins.module_utils.checklist.checks.gpu import has_nvlink
 from ansible_collections.metal.serve.plugins.module_utils.checklist.checks.support import (
     Policy,
+    by_one,
     cpu_set,
+    engine_containers,
+    largest_tensor_parallel,
     needs_gpus,
     not_read,
+    worst,
 )
 from ansible_collections.metal.serve.plugins.module_utils.checklist.model import (
     Finding,
@@ -20,7 +26,7 @@ from ansible_collections.metal.serve.plugins.module_utils.checklist.model import
     unknown,
     warned,
 )
-from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import HostFacts
+from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import Container, HostFacts, PciBridge
 from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import ABSENT
 
 ENGINE = ("engine",)
@@ -63,28 +69,27 @@ def balancing(facts: HostFacts, policy: Policy) -> Finding:
 )
 @needs_gpus
 def container_cpus(facts: HostFacts, policy: Policy) -> Finding:
+    desired = "a cpuset that meets the GPU's local CPUs"
     if facts.docker.containers is None:
         return not_read(facts, "docker_containers")
-    far, judged, dark = [], 0, []
-    for container in facts.docker.containers:
-        if container.state != "running" or not container.wants_gpu or not container.cpuset_cpus:
-            continue
-        allowed = cpu_set(container.cpuset_cpus)
-        mine = [
-            gpu for gpu in facts.gpus or [] if gpu.uuid and any(gpu.uuid in device for device in container.device_ids)
-        ]
-        local = [cpu_set(gpu.local_cpus) if gpu.local_cpus else None for gpu in mine or facts.gpus or []]
-        if allowed is None or any(one is None for one in local):
-            dark.append(container.name or container.id[:12])
-            continue
-        judged += 1
-        if any(one is not None and not allowed & one for one in local):
-            far.append(f"{container.name}: cpuset {container.cpuset_cpus}")
-    if far:
-        return failed("; ".join(far), "a cpuset that meets the GPU's local CPUs")
-    if dark:
-        return unknown(f"CPUs near the GPUs of {', '.join(dark)} are not known")
-    return passed(f"{judged} pinned containers", "a cpuset that meets the GPU's local CPUs")
+    mine = [one for one in engine_containers(facts) or [] if one.wants_gpu]
+    if not mine:
+        return not_applicable("no GPU container runs")
+
+    def one(container: Container) -> Optional[tuple[str, str]]:
+        name = container.name or container.id[:12]
+        pinned = container.cpus_allowed or container.cpuset_cpus
+        allowed = cpu_set(pinned or "")
+        given = [gpu for gpu in facts.gpus or [] if gpu.uuid and any(gpu.uuid in item for item in container.device_ids)]
+        near = [cpu_set(gpu.local_cpus) if gpu.local_cpus else None for gpu in given or facts.gpus or []]
+        if container.cpuset_cpus == "":
+            return None  # not pinned: every CPU is there, the near ones too
+        if not allowed or None in near:
+            return "unknown", f"{name}: its CPUs, or those near its GPUs, are not known"
+        far = [cpus for cpus in near if cpus is not None and not allowed & cpus]
+        return ("fail", f"{name}: cpuset {pinned} has no CPU near its GPU") if far else None
+
+    return worst(by_one(mine, one), desired, f"{len(mine)} GPU containers")
 
 
 @check(
@@ -98,23 +103,54 @@ def container_cpus(facts: HostFacts, policy: Policy) -> Finding:
 )
 @needs_gpus
 def acs(facts: HostFacts, policy: Policy) -> Finding:
-    if (policy["expected"]["tensor_parallel"] or 1) <= 1:
+    talk = _talk_over_pcie(facts, policy)
+    if isinstance(talk, Finding):
+        return talk
+    if facts.pci.bridges is None:
+        return not_read(facts, "pci_bridges")
+
+    def one(bridge: PciBridge) -> Optional[tuple[str, str]]:
+        if bridge.acs is None:
+            return "unknown", f"ACS of bridge {bridge.address} could not be read (lspci -vvv needs root)"
+        on = [name for name in ("ReqRedir", "CmpltRedir", "UpstreamFwd") if bridge.acs.get(name)]
+        return ("fail", f"{bridge.address}: {' '.join(f'{flag}+' for flag in on)}") if on else None
+
+    return worst(by_one(facts.pci.bridges, one), "off on every bridge above a GPU", "off")
+
+
+def _talk_over_pcie(facts: HostFacts, policy: Policy) -> Optional[Finding]:
+    """Return why ACS and IOMMU do not matter here, or that it is not known; None where GPUs talk over PCIe."""
+    if largest_tensor_parallel(facts, policy) <= 1:
         return not_applicable("tensor parallel 1: GPUs do not talk to each other")
     linked = has_nvlink(facts)
-    if linked:
-        return not_applicable("GPUs talk over NVLink")
-    if facts.pci.bridges is None or linked is None:
-        return not_read(facts, "pci_bridges", "nvidia_topology")
-    redirecting = []
-    for bridge in facts.pci.bridges:
-        if bridge.acs is None:
-            return unknown(f"ACS of bridge {bridge.address} could not be read (lspci -vvv needs root)", "off")
-        flags = [name for name in ("ReqRedir", "CmpltRedir", "UpstreamFwd") if bridge.acs.get(name)]
-        if flags:
-            redirecting.append(f"{bridge.address}: {' '.join(f'{flag}+' for flag in flags)}")
-    if redirecting:
-        return failed("; ".join(redirecting), "off on every bridge above a GPU")
-    return passed("off", "off on every bridge above a GPU")
+    if linked is None:
+        return not_read(facts, "nvidia_topology")
+    return not_applicable("GPUs talk over NVLink") if linked else None
+
+
+@check(
+    "topology.iommu",
+    title="No IOMMU translates between GPUs that talk over PCIe",
+    severity="major",
+    applies_to=ENGINE,
+    why="with translation on, peer traffic between GPUs goes through the IOMMU: all-reduces crawl or hang",
+    remedy="iommu=pt on the kernel command line (or the IOMMU off in the firmware), in maintenance",
+    source="reports: NCCL hangs without intel_iommu=off or iommu=pt",
+)
+@needs_gpus
+def iommu(facts: HostFacts, policy: Policy) -> Finding:
+    talk = _talk_over_pcie(facts, policy)
+    if isinstance(talk, Finding):
+        return talk
+    if facts.kernel.iommu_groups is None or facts.kernel.cmdline is None:
+        return not_read(facts, "iommu_groups", "cmdline")
+    if facts.kernel.iommu_groups == 0:
+        return passed("no IOMMU is on", "off, or passthrough")
+    words = facts.kernel.arguments
+    through = words.get("iommu") == "pt" or words.get("iommu.passthrough") == "1"
+    return (passed if through else warned)(
+        f"{facts.kernel.iommu_groups} groups, {'passthrough' if through else 'translating'}", "off, or passthrough"
+    )
 
 
 @check(
@@ -129,13 +165,19 @@ def acs(facts: HostFacts, policy: Policy) -> Finding:
 @needs_gpus
 def nvlink(facts: HostFacts, policy: Policy) -> Finding:
     gpus = facts.gpus or []
-    down = [f"GPU {gpu.index}: {gpu.nvlink_inactive} down" for gpu in gpus if gpu.nvlink_active and gpu.nvlink_inactive]
+    some_up = any(gpu.nvlink_active for gpu in gpus)
+    down = [f"GPU {gpu.index}: {gpu.nvlink_inactive} down" for gpu in gpus if some_up and gpu.nvlink_inactive]
     if down:
         return failed("; ".join(down), "all links up")
-    if any(gpu.nvlink_active is None for gpu in gpus):
+    if any(gpu.nvlink_active is None or gpu.nvlink_inactive is None for gpu in gpus):
         return not_read(facts, "nvidia_nvlink")
-    if not any(gpu.nvlink_active for gpu in gpus):
+    if not some_up:
+        if has_nvlink(facts) and len(gpus) > 1:
+            return failed("the topology shows NVLink, and no link is up", "all links up")
         return not_applicable("no NVLink is up on any card: cards without it, or a single card in a virtual machine")
+    lone = [f"GPU {gpu.index}: none" for gpu in gpus if not gpu.nvlink_active]
+    if lone:
+        return failed("; ".join(lone), "links on every card")
     return passed(f"{sum(gpu.nvlink_active or 0 for gpu in gpus)} links up", "all links up")
 
 
