@@ -164,12 +164,14 @@ def gateway_plan(
     bytes_per_token: float = 3.0,
     max_client_connections: int = 0,
     drained: Sequence[str] = (),
+    heartbeat_s: int = 25,
 ) -> dict[str, Any]:
     """Return what the gateway's templates need, from a list of PoolPlans (docs/architecture.md).
 
     ``gateways`` is how many gateways share the pools' admission limits; ``bytes_per_token`` turns a body length into
     tokens; ``max_client_connections`` 0 means "from the plan"; ``drained`` names replicas as ``host/replica`` that get
-    no new requests. Raises GatewayError.
+    no new requests; a pool that may be silent for longer than ``heartbeat_s`` gives its streams signs of life (0: none does).
+    Raises GatewayError.
     """
     if not pools:
         raise GatewayError("the list of pool plans is empty; describe at least one pool in metalserve_pools.")
@@ -204,6 +206,7 @@ def gateway_plan(
                 "read_s": _seconds(times, "gateway_read_s"),
                 "body_limit_bytes": int(pool["body_limit_bytes"]),
                 "wedged_after_s": _seconds(times, "wedged_after_s"),
+                "heartbeat": 0 < heartbeat_s < _seconds(times, "longest_silent_prefill_s"),
                 "probe_interval_ms": _milliseconds(times, "probe_interval_s"),
                 "probe_timeout_ms": _milliseconds(times, "probe_timeout_s"),
                 **PROBES.get(str(pool["engine"]), PROBES["vllm"]),

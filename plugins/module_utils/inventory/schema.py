@@ -98,6 +98,7 @@ RESERVED_PORTS: Mapping[int, str] = {
     3903: "mtail",
     5000: "the image registry",
     8081: "the gateway's admin endpoint",
+    8082: "the gateway's inner door",
     9090: "Prometheus",
     9093: "Alertmanager",
     9100: "the node exporter",

@@ -121,6 +121,7 @@ class Gateway:
     https: int
     http: int
     admin: int
+    inner: int
     process: subprocess.Popen[bytes]
     context: ssl.SSLContext = field(repr=False)
     mode: str = "lua"
@@ -224,7 +225,7 @@ class Engines:
 @contextmanager
 def gateway(folder: Path, pools: list[dict[str, Any]], **variables: Any) -> Iterator[Gateway]:
     """Serve ``pools`` with the role's configuration from ``folder``."""
-    https, http, admin = free_ports(3)
+    https, http, admin, inner = free_ports(4)
     (folder / "log").mkdir()
     tls = folder / "made"
     tls.mkdir()
@@ -235,6 +236,7 @@ def gateway(folder: Path, pools: list[dict[str, Any]], **variables: Any) -> Iter
             "gateway_https_port": https,
             "gateway_http_port": http,
             "gateway_admin_port": admin,
+            "gateway_inner_port": inner,
             "gateway_listen_address": "127.0.0.1",
             "gateway_log_dir": str(folder / "log"),
             "__gateway_pid_file": str(folder / "nginx.pid"),
@@ -250,7 +252,7 @@ def gateway(folder: Path, pools: list[dict[str, Any]], **variables: Any) -> Iter
     try:
         wait_for(admin, process)
         context = ssl.create_default_context(cafile=str(tls / "server.crt"))
-        yield Gateway(folder, https, http, admin, process, context, str(variables.get("gateway_mode", "lua")))
+        yield Gateway(folder, https, http, admin, inner, process, context, str(variables.get("gateway_mode", "lua")))
     finally:
         process.terminate()
         process.wait(10)

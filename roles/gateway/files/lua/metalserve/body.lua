@@ -9,7 +9,8 @@ local _M = {}
 
 local QUOTE, BACKSLASH, OPEN, CLOSE, OPEN_LIST, CLOSE_LIST, COLON = 34, 92, 123, 125, 91, 93, 58
 local LONGEST_NAME = 1024
-local WANTED = {model = true, max_tokens = true, max_completion_tokens = true, max_output_tokens = true}
+local WANTED = {model = true, max_tokens = true, max_completion_tokens = true, max_output_tokens = true,
+    stream = true}
 
 -- Return the position after the string that begins at position, or n + 1 where it does not end.
 local function after_string(bytes, position, n)
@@ -27,9 +28,11 @@ local function after_string(bytes, position, n)
     return n + 1
 end
 
--- Return the text (of model) or the number (of the others) that begins at position, or nil.
+-- Return the text (of model), the truth (of stream) or the number (of the others) that begins at position, or nil.
 local function value(key, body, bytes, position, n)
-    if key ~= "model" then
+    if key == "stream" then
+        return body:find("^%s*true", position + 1) ~= nil
+    elseif key ~= "model" then
         return tonumber(body:sub(position + 1, position + 40):match("^%s*(%d+)%s*[,}]"))
     end
     while position < n and bytes[position] <= 32 do
@@ -39,7 +42,7 @@ local function value(key, body, bytes, position, n)
     return stop and stop <= n and stop - position < LONGEST_NAME and cjson.decode(body:sub(position + 1, stop)) or nil
 end
 
--- Return the wanted top-level keys of a JSON object: model as text, the others as numbers. Nested keys do not count, and
+-- Return the wanted top-level keys of a JSON object: model as text, stream as a truth, the others as numbers. Nested keys do not count, and
 -- text that is no JSON gives an empty table: the engine will say what is wrong with it.
 function _M.keys(body)
     local found, n = {}, #body
@@ -75,6 +78,28 @@ function _M.keys(body)
         end
     end
     return found
+end
+
+-- Return the body of the request, also one that lies in a file; nil where it cannot be read: some versions of the module
+-- do not read an HTTP/2 body of unknown length.
+function _M.read()
+    if not pcall(ngx.req.read_body) then
+        return nil
+    end
+    local text = ngx.req.get_body_data()
+    if text then
+        return text
+    end
+    local path = ngx.req.get_body_file()
+    if not path then
+        return ""
+    end
+    local file = io.open(path, "rb")
+    text = file and file:read("*a")
+    if file then
+        file:close()
+    end
+    return text
 end
 
 local WINDOWS, WINDOW = 16, 512

@@ -49,38 +49,19 @@ end
 
 -- Pools ----------------------------------------------------------------------------------------------------------
 
-local function read_body()
-    -- HTTP/2 without a length cannot be read here by every version of the module; it is then routed as of unknown length.
-    if not pcall(ngx.req.read_body) then
-        return nil
-    end
-    local text = ngx.req.get_body_data()
-    if text then
-        return text
-    end
-    local path = ngx.req.get_body_file()
-    local file = path and io.open(path, "rb")
-    if not file then
-        return path == nil and "" or nil
-    end
-    text = file:read("*a")
-    file:close()
-    return text
-end
-
 -- A chat template adds this many tokens at most; nothing else can make more tokens than bytes.
 local TEMPLATE_TOKENS = 512
 
 -- Return the pools that a request may use, best first: by name, else the model's pools that hold it, shortest first, else
 -- the longest. The rest of the list is where it goes when the first has no replica. Then, how many tokens it can be at
--- the very most; or the name of a model that is not served.
+-- the very most, or the name of a model that is not served; and whether a stream is wanted.
 local function candidates(text)
     local keys = text and body.keys(text) or {}
     local answer = keys.max_completion_tokens or keys.max_tokens or keys.max_output_tokens or 0
     local most = text and #text + answer + TEMPLATE_TOKENS or math.huge
     local named = config.by_name[ngx.var.http_x_metalserve_pool or ""]
     if named then
-        return {named}, 0
+        return {named}, 0, keys.stream
     end
     local pools = config.models[keys.model or config.default_model]
     if not pools then
@@ -91,7 +72,7 @@ local function candidates(text)
         need = body.tokens(text, config.settings.bytes_per_token)
     end
     if not need then
-        return {pools[#pools]}, most
+        return {pools[#pools]}, most, keys.stream
     end
     need = need + answer
     ngx.var.metalserve_tokens = need
@@ -101,7 +82,7 @@ local function candidates(text)
             fit[#fit + 1] = pool
         end
     end
-    return #fit > 0 and fit or {pools[#pools]}, most
+    return #fit > 0 and fit or {pools[#pools]}, most, keys.stream
 end
 
 -- Return the first pool of the same model that is longer than this one and has a replica.
@@ -237,8 +218,12 @@ end
 
 -- Access phase: body, pool, room, replica.
 function _M.access()
-    local text = read_body()
-    local pools, most = candidates(text)
+    local text = body.read()
+    local is_inside = ngx.var.server_port == config.settings.inner_port_text
+    if not text and not is_inside then
+        return ngx.exec("@metalserve_inside")
+    end
+    local pools, most, stream = candidates(text)
     if not pools then
         local name = most:match("^[%w._/@:+ -]+$")
         local message = name and "The model '" .. name .. "' does not exist." or "There is no such model."
@@ -260,6 +245,9 @@ function _M.access()
     end
     if text and #text > pool.body_limit_bytes then
         return refuse(413, "invalid_request_error", "request_too_large", "The body is larger than this model takes.")
+    end
+    if stream and pool.heartbeat and not is_inside then
+        return ngx.exec("@metalserve_relay")
     end
     local allowed = config.settings.key_max_in_flight
     ngx.var.metalserve_key_counted = "1"
@@ -283,7 +271,7 @@ function _M.retry()
         if not above then
             return refuse(503, "server_error", "unavailable", "No replica for this length is available; try again shortly.")
         end
-        return enter(above, state.eligible(above), read_body())
+        return enter(above, state.eligible(above), body.read())
     end
     local other = choose(state.eligible(pool), first)
     ngx.var.metalserve_rejected = "503"
