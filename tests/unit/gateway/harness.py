@@ -127,7 +127,7 @@ class Gateway:
     mode: str = "lua"
 
     @contextmanager
-    def connection(self, timeout: float = 10) -> Iterator[HTTPConnection]:
+    def connection(self, timeout: float = 60) -> Iterator[HTTPConnection]:
         """Yield a connection over TLS."""
         with closing(HTTPSConnection("127.0.0.1", self.https, context=self.context, timeout=timeout)) as client:
             yield client

@@ -134,7 +134,7 @@ def over_http2(gateway: Gateway, body: bytes, *options: str) -> tuple[int, str, 
         "--connect-to",
         f"localhost:{gateway.https}:127.0.0.1:{gateway.https}",
     ]
-    said = subprocess.run(command, input=body, capture_output=True, check=True, timeout=20).stdout.decode()
+    said = subprocess.run(command, input=body, capture_output=True, check=True, timeout=60).stdout.decode()
     text, _, numbers = said.rpartition("\n")
     status, version = numbers.split()
     return int(status), version, json.loads(text)
