@@ -84,6 +84,20 @@ def code_on(node: str, command: str) -> int:
     ).returncode
 
 
+def address(node: str) -> str:
+    """Return the node's address on the lab's network."""
+    template = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+    command = ["docker", "inspect", "-f", template, f"metalserve-lab-{node}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+
+
+def fetch(source: str, url: str) -> str:
+    """Return what ``url`` answers to the node ``source``; empty where nothing answers."""
+    code = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=5).read().decode())"
+    command = ["docker", "exec", f"metalserve-lab-{source}", "python3", "-c", code, url]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
+
+
 OWNED = "/etc /opt /var/lib/metalserve"
 # What any use of a system writes by itself, or what a package manager or Docker owns below the owned folders.
 NOT_OURS = re.compile(

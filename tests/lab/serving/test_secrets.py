@@ -4,9 +4,14 @@
 
 from __future__ import annotations
 
+import json
+import ssl
+import urllib.error
+import urllib.request
+
 import pytest
 
-from tests.lab.lab import ENGINES, GATEWAY, NODES, ROOT, on
+from tests.lab.lab import ENGINES, GATEWAY, NODES, ROOT, address, on
 
 pytestmark = pytest.mark.lab
 
@@ -44,7 +49,18 @@ def test_no_secret_is_where_others_can_read_it(node: str) -> None:
             assert secret not in text, f"{node}: a secret ({secret[:4]}...) stands in the {place}"
 
 
-def test_the_access_log_has_no_prompt() -> None:
+def test_no_log_of_the_gateway_has_a_prompt() -> None:
     word = "zebrafinch"
-    on(GATEWAY, f'curl -ks https://127.0.0.1/v1/completions -d \'{{"prompt":"{word}"}}\' >/dev/null || true')
-    assert word not in on(GATEWAY, "cat /var/log/nginx/*.log /var/log/nginx/*/*.log 2>/dev/null || true")
+    body = json.dumps({"model": "no-such-model", "messages": [{"role": "user", "content": word}]}).encode()
+    key = (ROOT / ".lab/secrets/api_key").read_text(encoding="utf-8").strip()
+    before = on(GATEWAY, "cat /var/log/metalserve/gateway-access.log | wc -l")
+    for authorization in (f"Bearer {key}", "Bearer wrong"):
+        request = urllib.request.Request(
+            f"https://{address(GATEWAY)}/v1/chat/completions",
+            data=body,
+            headers={"Authorization": authorization, "Content-Type": "application/json"},
+        )
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(request, timeout=30, context=ssl._create_unverified_context())
+    assert int(on(GATEWAY, "cat /var/log/metalserve/gateway-access.log | wc -l")) >= int(before) + 2
+    assert word not in on(GATEWAY, "cat /var/log/metalserve/* /var/log/nginx/* 2>/dev/null || true")

@@ -20,7 +20,7 @@ docker run --name "$container" --label "metalserve.lab=$label" --network none \
       --no-index --find-links /mnt --no-deps --requirement /media/requirements.txt
     # Headers and tests of libraries: nothing is compiled in this image.
     cd /opt/engine/lib/python3*/site-packages
-    rm -rf torch/include
+    rm -rf torch/include torch/test
     find numpy sympy numba networkx llvmlite -type d -name tests -prune -exec rm -rf {} +
   '
 docker commit --change "ENTRYPOINT $entrypoint" --change 'CMD []' --change "ENV PATH=/opt/engine/bin:/usr/bin:/bin" \
