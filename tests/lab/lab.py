@@ -69,6 +69,7 @@ def on(node: str, command: str, check: bool = True) -> str:
         ["docker", "exec", f"metalserve-lab-{node}", "sh", "-c", command],
         capture_output=True,
         text=True,
+        errors="replace",
         check=False,
         timeout=120,
     )

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from tests.lab.lab import ENGINES, GATEWAY, on, running_state
+from tests.lab.lab import ENGINES, GATEWAY, address, on, running_state
 
 pytestmark = pytest.mark.lab
 
@@ -17,18 +17,17 @@ ASK = 'python3 -c "import socket,sys; socket.create_connection((sys.argv[1], int
 
 
 def engine_ports() -> list[tuple[str, str]]:
-    """Return (address, port) of every listening engine, read from its node's unit files, not from the plan."""
+    """Return (host, port) of every listening engine, as its node's kernel tells it, not the plan."""
     ports = []
     for node in ENGINES:
-        address = on(node, "hostname -I").split()[0]
         listening = on(node, "ss -Hltn | awk '{print $4}'")
-        ports += [(address, port) for port in re.findall(r":(8[1-9]\d\d)$", listening, flags=re.MULTILINE)]
+        ports += [(address(node), port) for port in re.findall(r":(8[1-9]\d\d)$", listening, flags=re.MULTILINE)]
     return ports
 
 
-def reaches(source: str, address: str, port: str) -> bool:
+def reaches(source: str, host: str, port: str) -> bool:
     """Say whether a TCP connection from a container named ``source`` comes to be."""
-    command = ["docker", "exec", source, "sh", "-c", f"{ASK} {address} {port}"]
+    command = ["docker", "exec", source, "sh", "-c", f"{ASK} {host} {port}"]
     return subprocess.run(command, capture_output=True, check=False, timeout=30).returncode == 0
 
 
@@ -66,9 +65,9 @@ def test_engines_listen() -> None:
 
 
 def test_the_gateway_reaches_every_engine_and_a_stranger_none(stranger: str) -> None:
-    for address, port in engine_ports():
-        assert reaches(f"metalserve-lab-{GATEWAY}", address, port), (address, port)
-        assert not reaches(stranger, address, port), (address, port)
+    for host, port in engine_ports():
+        assert reaches(f"metalserve-lab-{GATEWAY}", host, port), (host, port)
+        assert not reaches(stranger, host, port), (host, port)
 
 
 def test_a_docker_restart_opens_nothing_and_keeps_the_engines(stranger: str) -> None:
@@ -76,6 +75,6 @@ def test_a_docker_restart_opens_nothing_and_keeps_the_engines(stranger: str) -> 
     before = running_state(node)["containers"]
     on(node, "systemctl restart docker")
     assert running_state(node)["containers"] == before, "live-restore keeps containers over a daemon restart"
-    for address, port in engine_ports():
-        assert not reaches(stranger, address, port), (address, port)
-        assert reaches(f"metalserve-lab-{GATEWAY}", address, port), (address, port)
+    for host, port in engine_ports():
+        assert not reaches(stranger, host, port), (host, port)
+        assert reaches(f"metalserve-lab-{GATEWAY}", host, port), (host, port)

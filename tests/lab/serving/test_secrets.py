@@ -38,7 +38,7 @@ def test_no_secret_is_where_others_can_read_it(node: str) -> None:
         "journal": on(node, "journalctl --no-pager -q"),
         "world-readable files": on(
             node,
-            "find /etc /opt /var/lib/metalserve /var/log -xdev -type f -perm -o+r -size -4M -exec cat {} + 2>/dev/null",
+            "find /etc /opt /var/lib/metalserve /var/log -xdev -type f -perm -o+r -size -4M -exec cat {} + || true",
         ),
     }
     if node in ENGINES:
