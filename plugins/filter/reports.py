@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ansible_collections.metal.serve.plugins.module_utils.checklist.report import (
+    remedies,
     render_junit,
     render_terminal,
     render_textfile,
@@ -20,12 +21,23 @@ from ansible_collections.metal.serve.plugins.module_utils.checklist.report impor
 TEMPLATES = Path(__file__).parents[2] / "templates" / "report"
 
 
+def when(moment: str) -> str:
+    """Return 2027-01-31T03:00:00Z as a person writes it."""
+    return moment.replace("T", " ").replace("Z", " UTC")
+
+
+def sentence(text: str) -> str:
+    """Return ``text`` with a capital at its beginning and a full stop at its end."""
+    begun = text[:1].upper() + text[1:]
+    return begun if begun.endswith((".", "?", "!")) else begun + "."
+
+
 def audit_html(report: Mapping[str, Any]) -> str:
     """Return the report as one self-contained HTML page; every value is escaped."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters["show"] = show
+    environment.filters.update(show=show, when=when, sentence=sentence, remedies=remedies)
     return environment.get_template("audit.html.j2").render(report=report) + "\n"
 
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
 
@@ -12,6 +13,7 @@ from ansible_collections.metal.serve.plugins.module_utils.checklist.model import
     FAIL,
     NOT_APPLICABLE,
     REGISTRY,
+    SEVERITIES,
     UNKNOWN,
     VERDICTS,
     WARN,
@@ -21,7 +23,8 @@ from ansible_collections.metal.serve.plugins.module_utils.checklist.model import
     not_applicable,
     unknown,
 )
-from ansible_collections.metal.serve.plugins.module_utils.checklist.policy import waiver_for
+from ansible_collections.metal.serve.plugins.module_utils.checklist.policy import ended_waiver_for, waiver_for
+from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import DENIED, ERROR, TIMEOUT
 
 EXIT_PASS, EXIT_WARN, EXIT_FAIL = 0, 1, 2
 
@@ -34,7 +37,7 @@ def judge(
     today: Optional[datetime.date] = None,
     checks: Optional[Iterable[Check]] = None,
 ) -> list[Verdict]:
-    """Return one verdict per check of ``areas`` (default: all), worst first, then in the order of the checklist.
+    """Return one verdict per check of ``areas`` (default: all): open ones before waived ones, worst first, then by severity.
 
     ``facts`` is a ``HostFacts``; ``policy`` comes from :func:`policy.merge_policy`. A check that raises is ``unknown``
     with the error as its evidence: a fault in one check must neither end the audit nor look like a pass.
@@ -45,7 +48,8 @@ def judge(
         if areas and item.area not in areas:
             continue
         finding = _find(item, facts, policy)
-        waiver = waiver_for(policy, item.id, host, today) if finding.verdict in (FAIL, WARN, UNKNOWN) else None
+        problem = finding.verdict in (FAIL, WARN, UNKNOWN)
+        waiver = waiver_for(policy, item.id, host, today) if problem else None
         verdicts.append(
             Verdict(
                 id=item.id,
@@ -60,9 +64,26 @@ def judge(
                 tags=list(item.tags),
                 source=item.source,
                 waiver=waiver,
+                ended_waiver=ended_waiver_for(policy, item.id, host, today) if problem and waiver is None else None,
+                unread=_failed_readings(facts, finding) if finding.verdict == UNKNOWN else [],
             )
         )
-    return sorted(verdicts, key=lambda verdict: (verdict.waiver is not None, VERDICTS.index(verdict.verdict)))
+    return sorted(verdicts, key=_worst_first)
+
+
+def _worst_first(verdict: Verdict) -> tuple[bool, int, int]:
+    return (
+        verdict.waiver is not None,
+        VERDICTS.index(verdict.verdict),
+        SEVERITIES.index(verdict.severity),
+    )
+
+
+def _failed_readings(facts: Any, finding: Finding) -> list[str]:
+    """Return the readings that an unknown names and that failed: not those that nobody was asked for, or found nothing."""
+    said = " ".join(str(part) for part in (finding.current, *finding.evidence))
+    failed = [state.name for state in getattr(facts, "probes", {}).values() if state.state in (DENIED, ERROR, TIMEOUT)]
+    return sorted(name for name in failed if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", said))
 
 
 def _find(item: Check, facts: Any, policy: Mapping[str, Any]) -> Finding:
@@ -86,12 +107,13 @@ def count(verdicts: Iterable[Verdict]) -> dict[str, int]:
 def exit_code(verdicts: Sequence[Verdict], strict: bool = False) -> int:
     """Return 2 for a failure or a host that could not be judged, 1 for open warnings where ``strict``, else 0.
 
-    A host could not be judged where no check that concerns it came to pass, warn or fail.
+    A host could not be judged where no check came to pass, warn or fail, or where a reading failed and a critical check
+    is unknown for it: what could not be seen may be what is broken. Waived verdicts do not count.
     """
-    open_verdicts = [verdict.verdict for verdict in verdicts if verdict.waiver is None]
-    judged = [verdict for verdict in verdicts if verdict.verdict not in (UNKNOWN, NOT_APPLICABLE)]
-    if not judged or FAIL in open_verdicts:
+    still_open = [verdict for verdict in verdicts if verdict.waiver is None]
+    words = {verdict.verdict for verdict in still_open}
+    judged = any(verdict.verdict not in (UNKNOWN, NOT_APPLICABLE) for verdict in verdicts)
+    blind = any(one.verdict == UNKNOWN and one.severity == SEVERITIES[0] and one.unread for one in still_open)
+    if not judged or blind or FAIL in words:
         return EXIT_FAIL
-    if strict and (WARN in open_verdicts or UNKNOWN in open_verdicts):
-        return EXIT_WARN
-    return EXIT_PASS
+    return EXIT_WARN if strict and words & {WARN, UNKNOWN} else EXIT_PASS

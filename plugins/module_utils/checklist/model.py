@@ -96,6 +96,11 @@ class Verdict:
     tags: list[str]
     source: str
     waiver: Optional[dict[str, str]] = None
+    """{reason, until} of the waiver that covers it today."""
+    ended_waiver: Optional[dict[str, str]] = None
+    """The same of one that covered it and has ended: it counts again."""
+    unread: list[str] = field(default_factory=list)
+    """Readings that this unknown rests on and that failed (denied, timeout, error); [] where nobody looked."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""

@@ -11,8 +11,10 @@ from __future__ import annotations
 import copy
 import datetime
 import difflib
-from collections.abc import Mapping
-from typing import Any, Optional
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Callable, Optional, Union
 
 DEFAULT_POLICY: dict[str, Any] = {
     # Thresholds of the deployment checklist.
@@ -94,51 +96,119 @@ DEFAULT_POLICY: dict[str, Any] = {
 }
 
 
+SAYS = {
+    "driver_minimum": "oldest NVIDIA driver that passes",
+    "bar1_minimum_mib": "smallest BAR1 window that passes, MiB",
+    "numa_balancing": "wanted value of kernel.numa_balancing",
+    "nofile_minimum": "fewest open files that a session, a service and a daemon must be allowed",
+    "nofile_maximum": "most open files: far above, programs that close every descriptor hang for seconds",
+    "container_memory": "memory limit of engine containers, such as 88G; empty: as the running release plans it",
+    "container_memory_swap": "limit of memory and swap together, such as 90G; empty: as the running release plans it",
+    "somaxconn_minimum": "shortest backlog of listening sockets that passes",
+    "nvidia_smi_seconds_maximum": "longest answer of nvidia-smi that passes, seconds",
+    "tls_days_minimum": "days that a certificate must still be valid",
+    "disk_free_gib_minimum": "space that must be free for images and models, GiB",
+    "clock_offset_seconds_maximum": "largest offset of the clock, seconds",
+    "gpu_memory_margin_mib": "free GPU memory that should be left above what an engine takes, MiB",
+    "expected": "what the host is meant to be; playbooks/audit.yml fills it from the inventory, keys given here win",
+    "expected.roles": "engine, gateway, monitor; []: judge what is seen",
+    "expected.accelerator": "nvidia or cpu; empty: as seen",
+    "expected.gpus": "number of GPUs",
+    "expected.gpu_name": "part of the GPUs' name, such as H100; empty: any, but all alike",
+    "expected.gpu_memory_mib": "memory of each GPU, MiB",
+    "expected.mig": "whether MIG is on",
+    "expected.tensor_parallel": "GPUs that one replica spreads over",
+    "expected.peer_to_peer": "whether GPUs need each other over PCIe; null: where tensor_parallel > 1 and there is no NVLink",
+    "expected.rdma": "whether RDMA is used; null: as seen",
+    "expected.image_cuda": "CUDA version inside the engine image, such as 13.0",
+    "expected.gpu_memory_utilization": "share of each GPU's memory that an engine takes",
+    "expected.gateways": "addresses of the gateways, which may reach engine ports",
+    "expected.monitors": "addresses of the monitors, which may reach engine ports",
+    "expected.engine_ports": "ports of the engines on this host",
+    "expected.releases": "replica -> {image, container}, as the inventory plans it",
+    "waivers": "findings that are known and accepted, each with a reason and a last day",
+}
+"""What each key is, for schemas/policy.json."""
+
+
+Place = tuple[Union[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong in a policy: where, what, and what would be right."""
+
+    place: Place
+    what: str
+    right: str
+
+    def __str__(self) -> str:
+        where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in self.place).lstrip(".")
+        return f"{where}: {self.what}; {self.right}"
+
+
 class PolicyError(ValueError):
-    """The policy is wrong; the message names the key, the value and what would be right."""
+    """The policy is wrong; the message names each key, the value and what would be right."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        super().__init__("; ".join(str(fault) for fault in faults))
+        self.faults = tuple(faults)
 
 
-def merge_policy(override: Optional[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_policy(override: Optional[Mapping[str, Any]], checks: Collection[str] = ()) -> dict[str, Any]:
     """Return the default policy with ``override`` laid over it, one level deep in ``expected``.
 
-    Raises PolicyError that lists every problem: unknown keys (with the nearest known one), wrong types, waivers
-    without id, reason or a date.
+    ``checks`` are the ids that a waiver may name; where there are none, any will do. Raises PolicyError that lists every
+    fault: unknown keys and checks (with the nearest known one), wrong types, waivers without reason or a date.
     """
     policy = copy.deepcopy(DEFAULT_POLICY)
     if not override:
         return policy
-    problems: list[str] = []
-    _lay_over(policy, override, "", problems)
-    problems.extend(_waiver_problems(policy["waivers"]))
-    if problems:
-        raise PolicyError("; ".join(problems))
+    faults = [*_lay_over(policy, override, ()), *_waiver_faults(policy["waivers"], checks)]
+    if faults:
+        raise PolicyError(faults)
     return policy
 
 
 def waiver_for(policy: Mapping[str, Any], check_id: str, host: str, today: datetime.date) -> Optional[dict[str, str]]:
-    """Return the waiver that covers ``check_id`` on ``host`` today, or None; one past its ``until`` day is none."""
+    """Return {reason, until} of the waiver that covers ``check_id`` on ``host`` today, or None."""
+    return _waiver(policy, check_id, host, lambda until: today <= until)
+
+
+def ended_waiver_for(
+    policy: Mapping[str, Any], check_id: str, host: str, today: datetime.date
+) -> Optional[dict[str, str]]:
+    """Return {reason, until} of a waiver that covered ``check_id`` on ``host`` and has ended, or None."""
+    return _waiver(policy, check_id, host, lambda until: until < today)
+
+
+def _waiver(
+    policy: Mapping[str, Any], check_id: str, host: str, holds: Callable[[datetime.date], bool]
+) -> Optional[dict[str, str]]:
     for waiver in policy["waivers"]:
-        if waiver["id"] != check_id or today > datetime.date.fromisoformat(str(waiver["until"])):
-            continue
         hosts = waiver.get("hosts") or []
-        if not hosts or host in hosts:
+        if waiver["id"] != check_id or (hosts and host not in hosts):
+            continue
+        if holds(datetime.date.fromisoformat(str(waiver["until"]))):
             return {"reason": str(waiver["reason"]), "until": str(waiver["until"])}
     return None
 
 
-def _lay_over(policy: dict[str, Any], override: Mapping[str, Any], prefix: str, problems: list[str]) -> None:
+def _lay_over(policy: dict[str, Any], override: Mapping[str, Any], place: Place) -> Iterator[Fault]:
     for key, value in override.items():
-        name = f"{prefix}{key}"
+        here = (*place, str(key))
         if key not in policy:
             near = difflib.get_close_matches(str(key), list(policy), n=1)
-            hint = f"; did you mean {prefix}{near[0]}?" if near else f"; known: {', '.join(sorted(policy))}"
-            problems.append(f"{name}: no such policy key{hint}")
+            name = ".".join(str(part) for part in (*place, *near))
+            yield Fault(
+                here, "no such policy key", f"did you mean {name}?" if near else f"known: {', '.join(sorted(policy))}"
+            )
         elif key == "expected" and isinstance(value, Mapping):
-            _lay_over(policy["expected"], value, "expected.", problems)
+            yield from _lay_over(policy["expected"], value, here)
         else:
             wanted = _wanted_type(policy[key], value)
             if wanted:
-                problems.append(f"{name}: {value!r} is not {wanted}")
+                yield Fault(here, f"{value!r} is not {wanted}", f"write {wanted}")
             else:
                 policy[key] = value
 
@@ -154,17 +224,43 @@ def _wanted_type(default: Any, value: Any) -> str:
     return ""
 
 
-def _waiver_problems(waivers: list[Any]) -> list[str]:
-    problems = []
+WAIVER_KEYS = ("id", "hosts", "reason", "until")
+
+
+def _waiver_faults(waivers: list[Any], checks: Collection[str]) -> Iterator[Fault]:
     for index, waiver in enumerate(waivers):
+        place: Place = ("waivers", index)
         if not isinstance(waiver, Mapping):
-            problems.append(f"waivers[{index}]: {waiver!r} is not a mapping with id, reason and until")
+            yield Fault(place, f"{waiver!r} is not a mapping", "write id, reason and until")
             continue
+        for key in waiver:
+            if key not in WAIVER_KEYS:
+                yield Fault((*place, str(key)), "no such key", f"a waiver has {', '.join(WAIVER_KEYS)}")
         for key in ("id", "reason"):
-            if not str(waiver.get(key) or "").strip():
-                problems.append(f"waivers[{index}].{key}: missing; a waiver says what it waives and why")
-        try:
-            datetime.date.fromisoformat(str(waiver.get("until")))
-        except ValueError:
-            problems.append(f"waivers[{index}].until: {waiver.get('until')!r} is not a date such as 2027-01-31")
-    return problems
+            if not isinstance(waiver.get(key), str) or not waiver[key].strip():
+                yield Fault((*place, key), "missing", "a waiver says what it waives and why")
+        if checks and isinstance(waiver.get("id"), str) and waiver["id"].strip() and waiver["id"] not in checks:
+            near = difflib.get_close_matches(waiver["id"], list(checks), n=1)
+            hint = f"did you mean {near[0]}?" if near else "scripts/audit --list names all of them"
+            yield Fault((*place, "id"), f"there is no check {waiver['id']!r}", hint)
+        hosts = waiver.get("hosts", [])
+        if not isinstance(hosts, list) or not all(isinstance(one, str) for one in hosts):
+            yield Fault(
+                (*place, "hosts"), f"{hosts!r} is not a list of host names", "write such a list, or leave it out"
+            )
+        if not _is_date(waiver.get("until")):
+            yield Fault(
+                (*place, "until"), f"{waiver.get('until')!r} is not a date such as 2027-01-31", "write the last day"
+            )
+
+
+def _is_date(value: Any) -> bool:
+    """Tell whether ``value`` is a day as YYYY-MM-DD (YAML may have made a date of it already)."""
+    text = str(value)
+    if not re.fullmatch(r"\d{4}-\d{2}-\d{2}", text):
+        return False
+    try:
+        datetime.date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True

@@ -44,6 +44,7 @@ RULES: tuple[Callable[[View], None], ...] = (
     rules_services.registry,
     rules_services.tls,
     rules_services.alerts,
+    rules_services.audit_policy,
     rules_hosts.placeholders,
     rules_hosts.addresses,
     rules_hosts.operating_system,

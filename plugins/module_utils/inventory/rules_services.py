@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ansible_collections.metal.serve.plugins.module_utils.checklist.audit import policy_of
+from ansible_collections.metal.serve.plugins.module_utils.checklist.policy import PolicyError
 from ansible_collections.metal.serve.plugins.module_utils.inventory import values
 from ansible_collections.metal.serve.plugins.module_utils.inventory.model import (
     WARNING,
@@ -254,3 +256,27 @@ def alerts(view: View) -> None:
                 "is not the name of a receiver",
                 did_you_mean(text(target), names, f"receivers are {listed(names, 'and')}"),
             )
+
+
+def audit_policy(view: View) -> None:
+    """The audit's thresholds and waivers are such as the audit takes, and waivers name hosts that there are."""
+    for setting in view.settings.get("metalserve_audit_policy", []):
+        policy = setting.variable.value
+        if not isinstance(policy, Mapping):
+            continue
+        try:
+            policy_of(policy)
+        except PolicyError as error:
+            for fault in error.faults:
+                view.add_at(setting, fault.place, fault.what, fault.right)
+            continue
+        for index, waiver in enumerate(policy.get("waivers") or []):
+            for place, host in enumerate(waiver.get("hosts") or []):
+                if host not in view.inventory.hosts:
+                    view.add_at(
+                        setting,
+                        ("waivers", index, "hosts", place),
+                        "is no host of this inventory, so the waiver does not cover it",
+                        did_you_mean(host, view.inventory.hosts, "write a host's inventory name"),
+                        severity=WARNING,
+                    )

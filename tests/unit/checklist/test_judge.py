@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ansible_collections.metal.serve.plugins.module_utils.checklist.audit import areas_of, policy_of
 from ansible_collections.metal.serve.plugins.module_utils.checklist.judge import count, exit_code, judge
 from ansible_collections.metal.serve.plugins.module_utils.checklist.model import (
     Finding,
@@ -21,6 +22,7 @@ from ansible_collections.metal.serve.plugins.module_utils.checklist.model import
     warned,
 )
 from ansible_collections.metal.serve.plugins.module_utils.checklist.policy import PolicyError, merge_policy
+from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import HostFacts, ProbeState
 
 from .helpers import registry, verdict
 
@@ -77,6 +79,58 @@ def test_a_check_for_other_roles_is_not_applicable() -> None:
 def test_exit_codes(found: list[str], plain: int, strict: int) -> None:
     verdicts = [verdict(f"a.{index}", word) for index, word in enumerate(found)]
     assert (exit_code(verdicts), exit_code(verdicts, strict=True)) == (plain, strict)
+
+
+def facts(**states: str) -> HostFacts:
+    """Return facts whose probes are in these states."""
+    return HostFacts(probes={name: ProbeState(name, state) for name, state in states.items()})
+
+
+@pytest.mark.parametrize(
+    ("state", "severity", "code"),
+    [
+        ("timeout", "critical", 2),
+        ("denied", "critical", 2),
+        ("error", "critical", 2),
+        ("not_collected", "critical", 0),
+        ("timeout", "major", 0),
+    ],
+)
+def test_a_critical_check_that_a_failed_reading_left_in_the_dark_is_no_good_news(
+    state: str, severity: str, code: int
+) -> None:
+    made = Registry()
+    declare: dict[str, Any] = {"title": "t", "why": "w", "remedy": "r", "source": "s"}
+    made.check("a.dark", severity=severity, **declare)(lambda facts, policy: unknown(f"nvidia_smi: {state}"))
+    made.check("a.fine", severity="minor", **declare)(lambda facts, policy: passed())
+    verdicts = judge(facts(nvidia_smi=state, nvidia="error"), merge_policy(None), "a", checks=made.all(), today=TODAY)
+    assert exit_code(verdicts) == code
+    assert verdicts[0].unread == ([] if state == "not_collected" else ["nvidia_smi"])
+
+
+def test_an_ended_waiver_is_named() -> None:
+    waiver = {"id": "a.bad", "reason": "known", "until": "2027-01-30"}
+    (only,) = judge(None, merge_policy({"waivers": [waiver]}), "a", checks=registry(a__bad=failed()).all(), today=TODAY)
+    assert (only.waiver, only.ended_waiver) == (None, {"reason": "known", "until": "2027-01-30"})
+
+
+def test_a_waiver_names_a_check_that_there_is() -> None:
+    waiver = {"id": "gpu.cout", "reason": "r", "until": "2027-01-30"}
+    with pytest.raises(PolicyError, match=r"waivers\[0\].id: there is no check 'gpu.cout'; did you mean gpu.count\?"):
+        policy_of({"waivers": [waiver]})
+
+
+@pytest.mark.parametrize("until", ["2027-2-1", "20270131", "2027-02-30", "tomorrow", None, 20270131])
+def test_the_last_day_is_a_day(until: Any) -> None:
+    with pytest.raises(PolicyError, match="is not a date such as 2027-01-31"):
+        merge_policy({"waivers": [{"id": "a.b", "reason": "r", "until": until}]})
+
+
+def test_areas_are_chosen_by_word_and_a_wrong_one_is_refused() -> None:
+    assert areas_of(["all"]) == ()
+    assert areas_of(["gpu", "driver"]) == ("driver", "gpu")
+    with pytest.raises(ValueError, match="no area 'gpuu' of checks; did you mean gpu"):
+        areas_of(["gpuu"])
 
 
 def test_a_waived_failure_does_not_fail_and_is_counted_as_waived() -> None:

@@ -14,6 +14,11 @@ IMAGE = "192.0.2.5:5000/vllm-openai"
 
 # inventory -> (variable, part of the value, part of what is right), for every problem it must report, and no other.
 EXPECTED: dict[str, list[tuple[str, str, str]]] = {
+    "audit_policy.yml": [
+        ("metalserve_audit_policy.driver_minimun", '"570.86.15"', "did you mean driver_minimum?"),
+        ("metalserve_audit_policy.waivers[0].id", '"gpu.cuont"', "did you mean gpu.count?"),
+        ("metalserve_audit_policy.waivers[0].until", '"2027-02-31"', "write the last day"),
+    ],
     "different_values.yml": [("metalserve_root", "/data", "keep one, in group_vars/all.yml")],
     "empty_main_group.yml": [("group gateways", "", "put at least one host into it")],
     "fallback_unknown.yml": [("metalserve_pools.long.fallback", '"shrot"', "did you mean short?")],
