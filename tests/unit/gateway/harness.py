@@ -154,6 +154,11 @@ class Gateway:
         except ValueError:
             return answer, raw.decode("utf-8", "replace")
 
+    def workers(self) -> list[str]:
+        """Return the process ids of the workers."""
+        command = ["pgrep", "-P", str(self.process.pid)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
     def log(self) -> list[dict[str, Any]]:
         """Return the rows of the access log."""
         text = (self.folder / "log" / "gateway-access.log").read_text(encoding="utf-8")

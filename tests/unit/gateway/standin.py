@@ -3,8 +3,9 @@
 """A small engine for gateway tests: it says what it was asked, streams when told, and misbehaves on request.
 
 Run as ``standin.py PORT [PORT...]``; every port is one engine. The prompt (first message, or ``prompt``) may hold
-orders: ``sleep=S`` before answering, ``status=N``, ``tokens=N``, ``gap=S`` between tokens, ``too_long=PORT`` (the engine on
-that port says that it is), ``die`` (close without an answer), ``cut`` (break a stream off).
+orders: ``sleep=S`` before answering, ``steps=1`` (its counter moves meanwhile), ``status=N``, ``tokens=N``, ``gap=S``
+between tokens, ``too_long=PORT`` (the engine on that port says that it is), ``die`` (close without an answer), ``cut``
+(break a stream off).
 """
 
 from __future__ import annotations
@@ -26,12 +27,22 @@ class Engine(BaseHTTPRequestHandler):
     # Headers and the first token must not wait for each other in the kernel.
     wbufsize = 0
     disable_nagle_algorithm = True
+    server_version = "uvicorn"
+    stepping = 0
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing."""
 
     def do_GET(self) -> None:
-        """Answer /health and /metrics."""
+        """Answer /health, and /metrics with a counter that moves while somebody works."""
+        if self.path == "/metrics":
+            value = int(time.monotonic() * 1000) if Engine.stepping else 7
+            data = f'# TYPE x counter\nvllm:iteration_tokens_total_count{{model_name="x"}} {value}\n'.encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+            return
         self._json(200, {"path": self.path})
 
     def do_POST(self) -> None:
@@ -49,7 +60,9 @@ class Engine(BaseHTTPRequestHandler):
         if "die" in prompt.split():
             self.close_connection = True
             return
+        Engine.stepping += "steps" in orders
         time.sleep(float(orders.get("sleep", 0)))
+        Engine.stepping -= "steps" in orders
         status = int(orders.get("status", 200))
         if status != 200:
             self._json(status, {"error": {"message": f"engine says {status}", "code": status}})
@@ -94,6 +107,8 @@ class Engine(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.send_header("X-Request-Id", "the-engine's-own")
+        self.send_header("X-Engine-Host", "node-a.internal")
+        self.send_header("Via", "vllm/0.26.0")
         self.end_headers()
         self.wfile.write(data)
 

@@ -8,6 +8,7 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, ports: list[int]) -> Itera
         harness.pool("long", ports[3:4], max_model_len=32768, body_limit_bytes=LARGE),
         harness.pool("other", ports[4:5], served_name="lab/other", body_limit_bytes=LARGE),
     ]
-    options = {"gateway_rotation_file": f"{tempfile.mkdtemp()}/rotation.json"}
+    options = {"gateway_rotation_file": f"{tempfile.mkdtemp()}/rotation.json", "gateway_affinity": "prefix"}
     Path(options["gateway_rotation_file"]).parent.chmod(0o777)
     with harness.standins(ports), harness.gateway(tmp_path_factory.mktemp("lengths"), pools, **options) as running:
         yield running
@@ -121,6 +122,25 @@ def test_an_odd_models_name_is_told_in_json(gateway: Gateway, name: str) -> None
     answer, body = gateway.ask(body=b'{"model": "' + name.encode() + b'", "prompt": "x"}')
     assert answer.status in (200, 404)
     assert isinstance(body, dict)
+
+
+def test_prompts_that_begin_alike_stay_together(gateway: Gateway) -> None:
+    """On one of the two replicas, until it is much busier than the other."""
+
+    def engines(prompts: list[str], together: int) -> list[str]:
+        with ThreadPoolExecutor(together) as clients:
+            asked = [clients.submit(gateway.ask, body={"prompt": text}, X_Metalserve_Pool="middle") for text in prompts]
+            return [future.result()[1]["engine"] for future in asked]
+
+    beginnings = ["".join(f"clause {number} of template {name}. " for number in range(90)) for name in "abcdefgh"]
+    homes = {
+        beginning: engines([beginning + "one", beginning + "two", beginning + "three"], 1) for beginning in beginnings
+    }
+    assert all(len(set(found)) == 1 for found in homes.values())
+    assert len({found[0] for found in homes.values()}) == 2
+    busy = engines([f"sleep=0.6 {beginnings[0]}"] * 14, 14)
+    assert min(busy.count(engine) for engine in set(busy)) >= 3
+    assert len(set(busy)) == 2
 
 
 def over_http2(gateway: Gateway, body: bytes, *options: str) -> tuple[int, str, Any]:

@@ -9,11 +9,11 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -126,9 +126,7 @@ def test_load_goes_to_the_least_busy(gateway: Gateway) -> None:
 
 
 def test_a_drained_replica_gets_nothing_and_finishes_what_it_has(gateway: Gateway, rotation_file: Path) -> None:
-    workers = subprocess.run(
-        ["pgrep", "-P", str(gateway.process.pid)], capture_output=True, text=True, check=True
-    ).stdout
+    workers = gateway.workers()
     with ThreadPoolExecutor(1) as clients:
         running = clients.submit(
             lambda: gateway.ask(body={"prompt": "tokens=12 gap=0.05", "stream": True}, X_Request_Id="in-the-drain")
@@ -150,8 +148,7 @@ def test_a_drained_replica_gets_nothing_and_finishes_what_it_has(gateway: Gatewa
     for _ in range(30):
         seen.add(gateway.row(gateway.ask(body=PROMPT)[0].headers["X-Request-Id"])["replica"])
     assert busy in seen
-    after = subprocess.run(["pgrep", "-P", str(gateway.process.pid)], capture_output=True, text=True, check=True).stdout
-    assert after == workers
+    assert gateway.workers() == workers
 
 
 def test_a_reload_keeps_rotation_and_counts(gateway: Gateway) -> None:
@@ -227,6 +224,14 @@ def test_a_long_silence_is_wedged_and_a_long_stream_is_not(gateway: Gateway) -> 
         assert replicas(gateway)["node-0/main-0"]["observed"]["healthy"]
         assert silent.result()[0].status == 200
         assert "[DONE]" in talking.result()[1]
+
+
+def test_one_long_prefill_alone_is_never_ejected(gateway: Gateway) -> None:
+    """Neither one that takes as long as planned, nor one that takes longer while the engine's own counter moves."""
+    leaves = gateway.errors().count("node-0/long-0 leaves")
+    for orders in ("sleep=0.8", "sleep=2.5 steps=1"):
+        assert gateway.ask(body={"prompt": orders}, X_Metalserve_Pool="long")[0].status == 200
+    assert gateway.errors().count("node-0/long-0 leaves") == leaves
 
 
 def test_load_never_ejects_a_lone_replica(gateway: Gateway) -> None:
@@ -343,14 +348,42 @@ def test_a_killed_worker_leaves_no_count(gateway: Gateway) -> None:
     with ThreadPoolExecutor(1) as clients:
         running = clients.submit(lambda: gateway.ask(body={"prompt": "sleep=1.5"}))
         until(lambda: any(one["in_flight"] for one in replicas(gateway).values()))
-        children = subprocess.run(
-            ["pgrep", "-P", str(gateway.process.pid)], capture_output=True, text=True, check=True
-        ).stdout.split()
-        for child in children:
+        for child in gateway.workers():
             os.kill(int(child), signal.SIGKILL)
         with pytest.raises(Exception):  # noqa: B017, PT011 the client's connection is gone with the worker
             running.result()
     until(lambda: all(one["in_flight"] == 0 for one in replicas(gateway).values()), 10)
+
+
+def test_clients_that_leave_leave_no_count(gateway: Gateway) -> None:
+    def leave(number: int) -> None:
+        with gateway.connection() as client:
+            body = json.dumps({"prompt": "sleep=0.5 tokens=50 gap=0.05", "stream": number % 2 == 0})
+            client.request("POST", "/v1/completions", body, {"Authorization": f"Bearer {harness.KEY}"})
+            time.sleep(0.05 * (number % 5))
+
+    with ThreadPoolExecutor(8) as clients:
+        list(clients.map(leave, range(24)))
+
+
+def test_workers_killed_and_reloads_under_load_leave_no_count(gateway: Gateway) -> None:
+    def one(number: int) -> int:
+        try:
+            return gateway.ask(body={"prompt": "sleep=0.1 tokens=3", "stream": number % 2 == 0})[0].status
+        except (OSError, HTTPException):
+            return 0  # its worker was killed
+
+    with ThreadPoolExecutor(8) as clients:
+        running = [clients.submit(one, number) for number in range(80)]
+        for number in range(4):
+            time.sleep(0.15)
+            if number % 2:
+                gateway.process.send_signal(signal.SIGHUP)
+            else:
+                os.kill(int(gateway.workers()[0]), signal.SIGKILL)
+        statuses = [future.result() for future in running]
+    assert set(statuses) <= {0, 200, 429}
+    assert statuses.count(200) > 20
 
 
 def test_metrics_name_every_replica(gateway: Gateway) -> None:
