@@ -94,10 +94,26 @@ def answers(port: int) -> bool:
         return False
 
 
-def start(model: Path, settings: dict[str, Any], env: dict[str, str], port: int, log: Path) -> subprocess.Popen[bytes]:
-    """Start the server the way the role does, by its module."""
+def start(
+    model: Path, tokenizer: Path, settings: dict[str, Any], env: dict[str, str], port: int, log: Path
+) -> subprocess.Popen[bytes]:
+    """Start the server the way the role does, by its module.
+
+    The tokenizer stays in a folder of its own: beside a config.json, transformers would take the model family's class.
+    """
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    command += ["--load-format", "dummy", "--served-model-name", SERVED, "--host", "127.0.0.1", "--port", str(port)]
+    command += [
+        "--tokenizer",
+        str(tokenizer),
+        "--load-format",
+        "dummy",
+        "--served-model-name",
+        SERVED,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     for key, value in settings.items():
         command += [f"--{key.replace('_', '-')}", str(value)]
     Path(env["HOME"]).mkdir(parents=True, exist_ok=True)
@@ -152,12 +168,14 @@ def meet(folder: Path, own: str, count: int) -> None:
         time.sleep(0.05)
 
 
-def load_part(part: dict[str, Any], port: int, model: Path, gpu: int, seed: int, ready: tuple[Path, str, int]) -> Any:
+def load_part(
+    part: dict[str, Any], port: int, tokenizer: Path, gpu: int, seed: int, ready: tuple[Path, str, int]
+) -> Any:
     """Put one part of a load on the engine with vLLM's own benchmark and return what it measured."""
     serve = importlib.import_module("vllm.benchmarks.serve")
     parser = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser()
     serve.add_cli_args(parser)
-    words = ["--host", "127.0.0.1", "--port", str(port), "--model", SERVED, "--tokenizer", str(model)]
+    words = ["--host", "127.0.0.1", "--port", str(port), "--model", SERVED, "--tokenizer", str(tokenizer)]
     words += ["--dataset-name", "random", "--random-input-len", str(part["input"])]
     words += ["--random-output-len", str(part["output"]), "--num-prompts", str(part["prompts"]), "--seed", str(seed)]
     words += ["--request-rate", "inf" if part["rate"] is None else str(part["rate"]), "--ignore-eos"]
@@ -185,7 +203,7 @@ def child(part: dict[str, Any], out: str, log: str, *rest: Any) -> None:
     Path(out).write_text(json.dumps(load_part(part, *rest)), encoding="utf-8")
 
 
-def put(name: str, load: dict[str, Any], arguments: argparse.Namespace, model: Path, seed: int) -> dict[str, Any]:
+def put(name: str, load: dict[str, Any], arguments: argparse.Namespace, tokenizer: Path, seed: int) -> dict[str, Any]:
     """Put one load on the engine, all of its parts at once, and return its record."""
     forked = multiprocessing.get_context("fork")
     split = "meet" in load
@@ -197,7 +215,7 @@ def put(name: str, load: dict[str, Any], arguments: argparse.Namespace, model: P
         out, log = arguments.out.parent / f"{own}.part", arguments.out.parent / f"{own}.client.log"
         out.unlink(missing_ok=True)
         ready = (folder, own, count)
-        rest = (part, str(out), str(log), arguments.port, model, arguments.gpu, seed + number, ready)
+        rest = (part, str(out), str(log), arguments.port, tokenizer, arguments.gpu, seed + number, ready)
         work.append(forked.Process(target=child, args=rest))
         work[-1].start()
         parts.append((part, out))
@@ -207,6 +225,9 @@ def put(name: str, load: dict[str, Any], arguments: argparse.Namespace, model: P
     record: dict[str, Any] = {"kind": "load", "engine": arguments.name, "gpu": arguments.gpu, "load": name}
     if len(found) != len(parts):
         return {**record, "error": f"{len(parts) - len(found)} of {len(parts)} clients failed; see their logs"}
+    failed = sum(part["failed"] for part in found)
+    if failed:
+        record["error"] = f"{failed} requests failed; see the clients' logs"
     joules = [part["joules"] for part in found] + [part["joules_after"] for part in found]
     if None not in joules:
         tokens = sum(part["total_output_tokens"] for part in found)
@@ -255,8 +276,7 @@ def serve(arguments: argparse.Namespace) -> int:
         print(time.strftime("%H:%M:%S"), json.dumps(record)[:400], flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "model"
-        shutil.copytree(arguments.tokenizer, model)
+        model = Path(folder)
         shutil.copy(shape, model / "config.json")
         count = len(list(arguments.out.parent.glob(f"{arguments.name}-*.engine.log")))
         log = arguments.out.parent / f"{arguments.name}-{count}.engine.log"
@@ -264,7 +284,8 @@ def serve(arguments: argparse.Namespace) -> int:
         started = arguments.cache / f"started-{release}"
         warm = started.exists()
         began = time.monotonic()
-        engine = start(model, settings, environment(arguments.cache, arguments.gpu), arguments.port, log)
+        env = environment(arguments.cache, arguments.gpu)
+        engine = start(model, arguments.tokenizer, settings, env, arguments.port, log)
         record = {"kind": "start", "engine": arguments.name, "gpu": arguments.gpu, "settings": settings, "warm": warm}
         code = 0
         try:
@@ -276,7 +297,7 @@ def serve(arguments: argparse.Namespace) -> int:
             record["start_s"] = round(time.monotonic() - began, 1)
             say({**record, **values_in(log.read_text(encoding="utf-8", errors="replace"))})
             for number, name in enumerate(arguments.load):
-                found = put(name, loads[name], arguments, model, 1000 * (number + 1))
+                found = put(name, loads[name], arguments, arguments.tokenizer, 1000 * (number + 1))
                 code = code or int("error" in found)
                 say(found)
         except RuntimeError as error:
