@@ -11,9 +11,7 @@ from ansible_collections.metal.serve.plugins.module_utils.inventory.model import
     WARNING,
 )
 from ansible_collections.metal.serve.plugins.module_utils.inventory.schema import (
-    FIRST_PORT,
     LOWEST_PORT,
-    PORTS_PER_POOL,
     RESERVED_PORTS,
 )
 from ansible_collections.metal.serve.plugins.module_utils.inventory.values import listed, show
@@ -22,6 +20,7 @@ from ansible_collections.metal.serve.plugins.module_utils.inventory.view import 
     setting_or,
     whole,
 )
+from ansible_collections.metal.serve.plugins.module_utils.planner.pools import BASE_PORT, PORTS_PER_POOL, port_places
 
 
 def _pools_of(view: View, host: str) -> list[str]:
@@ -158,10 +157,11 @@ def _fit(view: View, host: str, pools: list[str], expected: int) -> None:
 def ports(view: View) -> None:
     """Each replica of a node has a port of its own, and none that something else uses."""
     setting = view.setting("metalserve_pools")
+    places = port_places({pool: view.inventory.group(pool) for pool in view.pools})
     for host in view.inventory.group("engines"):
         taken: dict[int, str] = {}
-        for position, (pool, spec) in enumerate(view.pools.items()):
-            first = whole(spec.get("port"), FIRST_PORT + PORTS_PER_POOL * position)
+        for pool, spec in view.pools.items():
+            first = whole(spec.get("port"), BASE_PORT + PORTS_PER_POOL * places[pool])
             count = _replicas(view, host, spec)
             if host not in view.inventory.group(pool) or first is None or first < LOWEST_PORT or count is None:
                 continue

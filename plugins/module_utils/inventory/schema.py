@@ -86,8 +86,7 @@ OS_VARIABLES = ("metalserve_os_family", "ansible_os_family", "ansible_distributi
 MAIN_GROUPS = ("engines", "gateways", "monitors")
 
 LOWEST_PORT = 1024
-FIRST_PORT = 8100
-PORTS_PER_POOL = 100
+
 MAKE_A_KEY = "openssl rand -hex 32 | ansible-vault encrypt_string --stdin-name {name}"
 """Command that makes a key and encrypts it, ready to be pasted into a variables file."""
 
@@ -228,7 +227,7 @@ POOL = (
     Key(
         "port",
         "int",
-        "Port of the first replica; replica i adds i. Default: 8100 + 100 for each pool before this one.",
+        "Port of the first replica; replica i adds i. Default: 8100 + 100 for each earlier pool on any of its nodes.",
         low=LOWEST_PORT,
         high=65535,
     ),

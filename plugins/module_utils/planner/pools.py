@@ -156,7 +156,7 @@ def pool_plan(
     hosts: Sequence[str],
     hostvars: Mapping[str, Mapping[str, Any]],
 ) -> PoolPlan:
-    """Return the plan of one pool. ``position`` is its place in metalserve_pools (decides its first port).
+    """Return the plan of one pool. ``position`` is its place among the pools of its nodes (decides its first port).
 
     Raises PlanError, naming the variable.
     """
@@ -243,6 +243,19 @@ def pool_plan(
     )
 
 
+def port_places(hosts_of: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Return each pool's place among the pools that share a node with it: 0, or the lowest that none before it has.
+
+    A pool that has its nodes for itself is always at 0: a pool that is added, removed or moved elsewhere in
+    metalserve_pools moves no port of it, and so needs no redeploy of it.
+    """
+    places: dict[str, int] = {}
+    for pool, hosts in hosts_of.items():
+        taken = {place for other, place in places.items() if not set(hosts).isdisjoint(hosts_of[other])}
+        places[pool] = min(set(range(len(taken) + 1)) - taken)
+    return places
+
+
 def pool_plans(
     pools: Any, groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]]
 ) -> list[PoolPlan]:
@@ -250,9 +263,10 @@ def pool_plans(
     pools = mapping(pools, "metalserve_pools")
     if not pools:
         raise PlanError("metalserve_pools is empty; describe at least one pool.")
+    places = port_places({str(name): list(groups.get(name, [])) for name in pools})
     plans = [
-        pool_plan(str(name), position, spec, list(groups.get(name, [])), hostvars)
-        for position, (name, spec) in enumerate(pools.items())
+        pool_plan(str(name), places[str(name)], spec, list(groups.get(name, [])), hostvars)
+        for name, spec in pools.items()
     ]
     taken: dict[tuple[str, int], str] = {}
     for plan in plans:

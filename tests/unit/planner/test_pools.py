@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from ansible_collections.metal.serve.plugins.module_utils.planner import batching, times
 from ansible_collections.metal.serve.plugins.module_utils.planner.errors import PlanError
-from ansible_collections.metal.serve.plugins.module_utils.planner.pools import pool_plans
+from ansible_collections.metal.serve.plugins.module_utils.planner.pools import pool_plans, port_places
 
 from .helpers import HOSTVARS, pool
 
@@ -27,6 +28,22 @@ def test_addresses_and_ports() -> None:
         ("short-0", "node-b", "10.0.0.12", 8100),
     ]
     assert [(r.replica, r.port) for r in long.replicas] == [("long-0", 8200), ("long-1", 8201)]
+
+
+@given(
+    nodes=st.lists(st.sets(st.integers(0, 5), min_size=1), min_size=1, max_size=6),
+    moved=st.randoms(use_true_random=False),
+)
+def test_a_pool_with_nodes_of_its_own_keeps_its_ports(nodes: list[set[int]], moved: Random) -> None:
+    hosts = {f"pool-{index}": [f"node-{node}" for node in sorted(one)] for index, one in enumerate(nodes)}
+    order = list(hosts)
+    moved.shuffle(order)
+    places = port_places({name: hosts[name] for name in order})
+    for name in order:
+        sharing = [other for other in order if other != name and set(hosts[other]) & set(hosts[name])]
+        assert places[name] not in {places[other] for other in sharing}
+        if not sharing:
+            assert places[name] == 0
 
 
 def test_the_documented_example() -> None:
