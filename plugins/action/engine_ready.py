@@ -7,30 +7,30 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
+
+from ansible_collections.metal.serve.plugins.plugin_utils.reached import ReachedAction
 
 DISPLAY = Display()
 EVERY_S = 15.0
 """Seconds between two lines of progress for an engine that is still doing the same."""
 
 
-class ActionModule(ActionBase):
+class ActionModule(ReachedAction):
     """Poll with short calls, so that a lost connection costs one of them, and a person sees what is going on."""
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return the last look at each replica; failed with the reasons where one will not serve."""
-        super().run(tmp, task_vars)
+        super(ReachedAction, self).run(tmp, task_vars)
         arguments = dict(self._task.args)
         timeout = float(arguments.get("timeout", 900))
+        patience = float(arguments.get("patience", 0))
         host = str((task_vars or {}).get("inventory_hostname", ""))
         started = time.monotonic()
         shown: dict[str, tuple[str, float]] = {}
         changed = False
         while True:
-            result: dict[str, Any] = self._execute_module(
-                module_name="metal.serve.engine_ready", module_args=arguments, task_vars=task_vars
-            )
+            result = self.ask(arguments, task_vars, "metal.serve.engine_ready")
             if result.get("failed") or "replicas" not in result:
                 return result
             elapsed = time.monotonic() - started
@@ -40,8 +40,12 @@ class ActionModule(ActionBase):
             if failed or not waiting or elapsed >= timeout:
                 break
             self._show(host, waiting, shown, elapsed, timeout)
+            if 0 < patience <= elapsed:
+                result.update(changed=changed, waiting=[f"{item['replica']}: {item['doing']}" for item in waiting])
+                return result
             arguments.update(seen=result["seen"], restarts=result["restarts"])
         result["changed"] = changed
+        result["waiting"] = []
         result["elapsed_s"] = round(elapsed, 1)
         if failed:
             result.update(failed=True, msg="\n".join(self._reason(item) for item in failed))

@@ -35,6 +35,18 @@ options:
     description: Seconds that one call of the module looks before it reports.
     type: int
     default: 5
+  patience:
+    description: Seconds after which the action comes back with what is not ready yet, without failing; 0 never does.
+    type: int
+    default: 0
+  answer_timeout:
+    description: Seconds that one answer may take.
+    type: int
+    default: 60
+  run:
+    description: Id of a redeploy whose lock on this node is renewed with each look.
+    type: str
+    default: ''
   seen:
     description: Replicas whose working process was seen by an earlier call.
     type: list
@@ -91,7 +103,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.metal.serve.plugins.module_utils.engines import ready
-from ansible_collections.metal.serve.plugins.module_utils.release import state
+from ansible_collections.metal.serve.plugins.module_utils.release import lock, state
 
 
 class Look:
@@ -156,6 +168,7 @@ class Look:
                 document["health"],
                 str(document["served_name"]),
                 self.module.params["api_key"],
+                float(self.module.params["answer_timeout"]),
             )
         )
         if good:
@@ -210,6 +223,9 @@ def main() -> None:
             "api_key": {"type": "str", "default": "", "no_log": True},
             "timeout": {"type": "int", "default": 900},
             "wait": {"type": "int", "default": 5},
+            "patience": {"type": "int", "default": 0},
+            "answer_timeout": {"type": "int", "default": 60},
+            "run": {"type": "str", "default": ""},
             "seen": {"type": "list", "elements": "str", "default": []},
             "restarts": {"type": "dict", "default": {}},
         },
@@ -222,6 +238,8 @@ def main() -> None:
     seen, restarts = set(p["seen"]), dict(p["restarts"])
     ends = time.monotonic() + p["wait"]
     try:
+        if p["run"]:
+            lock.renew(os.path.join(p["root"], lock.NAME), p["run"], "ready", time.time())
         looks = [Look(module, name) for name in p["replicas"]]
         while True:
             found = [look.look(seen, restarts) for look in looks]

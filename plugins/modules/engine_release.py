@@ -21,7 +21,7 @@ options:
     description:
       - V(compared) writes nothing and says what should be done with each replica.
       - V(activated) writes the releases of replicas where nothing serves, and points C(current) to them.
-      - V(prepared) writes the releases of all replicas and points nothing to them, for a redeploy to come.
+      - V(prepared) writes the releases of replicas that run another one, and points nothing to them, for a redeploy to come.
     type: str
     choices: [compared, activated, prepared]
     required: true
@@ -125,9 +125,6 @@ from ansible_collections.metal.serve.plugins.module_utils.common.files import wr
 from ansible_collections.metal.serve.plugins.module_utils.models import manifest
 from ansible_collections.metal.serve.plugins.module_utils.release import content, decide, state
 
-GUARD_TIME_S = 600
-"""Room for the checks before a start: a wait after failures, the GPUs, files whose stat changed."""
-
 
 def answers(address: str, port: int, path: str) -> bool:
     """Return whether an engine answers 200 at its health path."""
@@ -201,6 +198,8 @@ class Run:
             "drain": spec["drain"],
             "log": spec["log"],
             "metrics": spec["metrics"],
+            # Arguments to create the container again, should somebody have removed it.
+            "container": resolved(spec, folder, release),
             "content": values,
             "plan": item.get("plan", {}),
         }
@@ -231,7 +230,7 @@ class Run:
         self.make_folder(str(spec["cache_dir"]), owner_of(spec))
         if not activate:
             return
-        drop_in = state.drop_in_text(int(spec["unit"]["stop_s"]), GUARD_TIME_S)
+        drop_in = state.drop_in_text(int(spec["unit"]["stop_s"]), state.GUARD_TIME_S)
         self.units_changed |= self.put(replica.drop_in, drop_in, 0o644)
         if state.read_link(replica.current) != found["release"]:
             self.note(replica.current, state.read_link(replica.current), found["release"])
@@ -301,7 +300,8 @@ class Run:
         wanted = self.p["state"]
         for entry in found:
             action = entry["decision"].action
-            if wanted == "prepared" or (wanted == "activated" and action in ("create", "replace", "start")):
+            writes = ("create", "replace", "start") if wanted == "activated" else ("create", "replace", "redeploy")
+            if wanted != "compared" and action in writes:
                 self.write(entry, activate=wanted == "activated")
         lines = [
             f"{entry['replica'].name}: {content.difference_line(item)}"

@@ -85,8 +85,12 @@ def dig(text: str, path: Sequence[Any]) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def serves(address: str, port: int, health: Mapping[str, Any], served_name: str, key: str) -> tuple[bool, str]:
-    """Return whether the model is listed and completes a prompt, and otherwise what is missing, in words."""
+def serves(
+    address: str, port: int, health: Mapping[str, Any], served_name: str, key: str, timeout: float = 60.0
+) -> tuple[bool, str]:
+    """Return whether the model is listed and completes a prompt within ``timeout`` seconds, and otherwise what is
+    missing, in words.
+    """
     models = ask(address, port, str(health["models"]), key)
     if models.status == 0:
         return False, f"nothing listens on {address}:{port} yet"
@@ -95,7 +99,7 @@ def serves(address: str, port: int, health: Mapping[str, Any], served_name: str,
     names = listed_models(models.body)
     if served_name not in names:
         return False, f"{health['models']} lists {', '.join(names) or 'no model'}, not {served_name}"
-    answer = ask(address, port, str(health["completion"]), key, health["body"], timeout=60.0)
+    answer = ask(address, port, str(health["completion"]), key, health["body"], timeout=timeout)
     if answer.status != 200:
         return False, f"{health['completion']} answers {answer.status or answer.problem}: {answer.body[:200]}"
     text = dig(answer.body, health["answer"])

@@ -18,7 +18,11 @@ from typing import Any
 from ansible_collections.metal.serve.plugins.module_utils.common.files import canonical_json, write_atomic
 from ansible_collections.metal.serve.plugins.module_utils.release.content import container_name
 
+GUARD_TIME_S = 600
+"""Room for the checks before a start: a wait after failures, the GPUs, files whose stat changed."""
+
 SERVED = "served"
+GATE = "gate.json"
 RELEASE_FILE = "release.json"
 
 
@@ -47,6 +51,11 @@ class Replica:
     def previous(self) -> str:
         """Link to the release that served before."""
         return os.path.join(self.folder, "previous")
+
+    @property
+    def record(self) -> str:
+        """File of a change of ``current`` that is not proven yet; see open_change."""
+        return os.path.join(self.folder, "redeploy.json")
 
     def release(self, release: str) -> str:
         """The folder of one release."""
@@ -138,6 +147,66 @@ def activate(replica: Replica, release: str, keep_previous: bool) -> None:
     if before and before != release and keep_previous:
         _link(replica.previous, before)
     _link(replica.current, release)
+
+
+def read_json(path: str) -> dict[str, Any] | None:
+    """Return a small JSON object, None where there is none. Raises StateError for something else."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            value = json.load(stream)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise StateError(f"{path} cannot be read ({error}); restore or remove it") from error
+    if not isinstance(value, dict):
+        raise StateError(f"{path} is not what was written there; restore or remove it")
+    return value
+
+
+def open_change(replica: Replica, release: str, run: str, now: float) -> dict[str, Any]:
+    """Point ``current`` to a release that is not proven yet, and keep on record what served before.
+
+    The record is written first and says ``from`` (what served), ``before`` (its ``previous``), ``to``, ``run`` and
+    ``since``. A further change, also the one back, keeps the first record's ``from`` and ``before``. Raises OSError,
+    StateError.
+    """
+    record = read_json(replica.record) or {
+        "from": read_link(replica.current),
+        "before": read_link(replica.previous),
+        "since": now,
+    }
+    record = {**record, "to": release, "run": run, "gated": False}
+    write_atomic(replica.record, canonical_json(record), 0o644)
+    previous = record["before"] if release == record["from"] else record["from"]
+    if previous:
+        _link(replica.previous, str(previous))
+    elif os.path.lexists(replica.previous):
+        os.unlink(replica.previous)
+    _link(replica.current, release)
+    return record
+
+
+def prove_change(replica: Replica, measured: Mapping[str, Any]) -> bool:
+    """Note that ``current`` passed its gate, with what was ``measured``; True where that is new. Raises OSError,
+    StateError.
+    """
+    release = read_link(replica.current)
+    changed = mark_served(replica, release)
+    if measured:
+        write_atomic(os.path.join(replica.release(release), GATE), canonical_json(measured), 0o444)
+    record = read_json(replica.record)
+    if record is None or record.get("gated"):
+        return changed
+    write_atomic(replica.record, canonical_json({**record, "gated": True}), 0o644)
+    return True
+
+
+def settle_change(replica: Replica) -> bool:
+    """Close the record: what ``current`` names is what serves; True where one was open. Raises OSError."""
+    if not os.path.exists(replica.record):
+        return False
+    os.unlink(replica.record)
+    return True
 
 
 def _link(link: str, release: str) -> None:

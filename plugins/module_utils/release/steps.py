@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-DRAIN, STOP, ACTIVATE, START, PROVE, RETURN = "drain", "stop", "activate", "start", "prove", "return"
-ORDER = (DRAIN, STOP, ACTIVATE, START, PROVE, RETURN)
+DRAIN, STOP, ACTIVATE, START = "drain", "stop", "activate", "start"
+PROVE, RETURN, SETTLE = "prove", "return", "settle"
+ORDER = (DRAIN, STOP, ACTIVATE, START, PROVE, RETURN, SETTLE)
 DONE = "done"
 
 PERSON = "drain-"
@@ -27,7 +28,8 @@ WITHIN = {
     ACTIVATE: ("activate",),
     START: ("start", "ready"),
     PROVE: ("warm_up", "gate"),
-    RETURN: ("rotation", "soak", "unlock"),
+    RETURN: ("rotation",),
+    SETTLE: ("soak", "unlock"),
 }
 """The phases that a person sees, by step."""
 
@@ -38,9 +40,9 @@ PHASES = (*BEFORE, *(phase for step in ORDER for phase in WITHIN[step]))
 class Replica:
     """What is there. ``current``, ``goal`` and ``fallback`` are release hashes (``""``: none).
 
-    ``fallback``: the release that served last. ``running``: the engine of ``current`` runs. ``proven``: no change of
-    it is open. ``inside``: every gateway wants it in. ``held``: a person wants it out. ``failed``: this run's attempt
-    failed, so the way is back.
+    ``fallback``: the release that served last. ``running``: the engine of ``current`` runs. ``proven``: it passed its
+    gate. ``settled``: no change of it is on record. ``inside``: every gateway wants it in. ``held``: a person wants it
+    out. ``failed``: this run's attempt failed, so the way is back.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Replica:
     running: bool
     proven: bool
     inside: bool
+    settled: bool = True
     held: bool = False
     failed: bool = False
 
@@ -65,7 +68,9 @@ def next_step(replica: Replica) -> str:
     An engine is stopped, and an unproven one is asked, only while no gateway sends it requests.
     """
     if replica.current == replica.wanted and replica.running and replica.proven:
-        return DONE if replica.inside or replica.held else RETURN
+        if not (replica.inside or replica.held):
+            return RETURN
+        return DONE if replica.settled else SETTLE
     if replica.inside:
         return DRAIN
     if replica.current != replica.wanted:
@@ -80,15 +85,17 @@ def after(replica: Replica, step: str) -> Replica:
     if step == STOP:
         return replace(replica, running=False)
     if step == ACTIVATE:
-        # What served before is what is gone back to; a way back leads to something that is proven again by the gate.
-        fallback = replica.fallback if replica.failed else replica.current if replica.proven else replica.fallback
-        return replace(replica, current=replica.wanted, fallback=fallback, proven=False)
+        # What served before is what is gone back to; what is gone back to has to pass its gate again.
+        fallback = replica.current if replica.settled else replica.fallback
+        return replace(replica, current=replica.wanted, fallback=fallback, proven=False, settled=False)
     if step == START:
         return replace(replica, running=True)
     if step == PROVE:
         return replace(replica, proven=True)
     if step == RETURN:
         return replace(replica, inside=True)
+    if step == SETTLE:
+        return replace(replica, settled=True, fallback=replica.current)
     raise ValueError(f"{step!r} is no step; it is one of {', '.join(ORDER)}")
 
 
@@ -128,7 +135,8 @@ def replica_of(
         goal=goal or str(seen["current"]),
         fallback=str(record.get("from") or seen["current"]),
         running=bool(seen["running"]),
-        proven=not record,
+        proven=bool(not record or record.get("gated")),
+        settled=not record,
         inside=all(entry["in"] for entry in entries),
         held=any(not entry["in"] and str(entry.get("run", "")).startswith(PERSON) for entry in entries),
         failed=failed,

@@ -1,0 +1,130 @@
+# Copyright: the Metalserve authors
+# SPDX-License-Identifier: Apache-2.0
+"""A node that fails stops the run: later batches are not touched, the others of its own batch end what they began.
+
+ansible-core carries on under max_fail_percentage: 0 when the failure comes from a nested block under a rescue; the real
+task files are run here, with steps of the test's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[3]
+
+STEP = """
+- name: Note that this node was reached
+  ansible.builtin.file: {path: "{{ touched }}/{{ inventory_hostname }}", state: touch, mode: "0644"}
+- name: Outer
+  block:
+    - name: Inner
+      block:
+        - name: Fail on one node
+          ansible.builtin.fail: {msg: the engine is made of cheese}
+          when: inventory_hostname == broken
+      rescue:
+        - name: A rescue that fails as well
+          ansible.builtin.fail: {msg: and so is the rescue}
+- name: Note that this node got to its end
+  ansible.builtin.file: {path: "{{ touched }}/{{ inventory_hostname }}.done", state: touch, mode: "0644"}
+"""
+
+
+class Admin(BaseHTTPRequestHandler):
+    """A gateway that knows no replica."""
+
+    def do_GET(self) -> None:
+        body = b'{"pools": []}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def admin_port() -> Iterator[int]:
+    server = HTTPServer(("127.0.0.1", 0), Admin)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_port
+    server.shutdown()
+
+
+def run(folder: Path, port: int, batches: list[list[str]], broken: str) -> tuple[int, str, set[str]]:
+    (folder / "steps").mkdir()
+    (folder / "touched").mkdir()
+    (folder / "steps" / "test.yml").write_text(STEP)
+    nodes = [host for batch in batches for host in batch]
+    local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    hosts: dict[str, Any] = {
+        "engines": {"hosts": {node: {"release_root": str(folder / node)} for node in nodes}},
+        "gateways": {"hosts": {"gateway": {}}},
+    }
+    inventory = {"all": {"vars": local, "children": hosts}}
+    (folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
+    tasks = {"import_role": {"name": "metal.serve.release", "tasks_from": "begin"}, "vars": {"release_kind": "test"}}
+    order = {
+        "add_host": {"name": "{{ item.host }}", "groups": ["{{ item.group }}"]},
+        "loop": "{{ batches | metal.serve.release_members }}",
+    }
+    facts = {"set_fact": {"release_order": "{{ batches }}"}, "delegate_to": "localhost", "delegate_facts": True}
+    plays = [
+        {"hosts": "engines", "gather_facts": False, "tasks": [tasks, order, facts]},
+        {
+            "hosts": "{{ groups | metal.serve.release_order }}",
+            "serial": "{{ groups | metal.serve.release_sizes }}",
+            "gather_facts": False,
+            "tasks": [{"import_role": {"name": "metal.serve.release", "tasks_from": "node"}}],
+        },
+    ]
+    (folder / "play.yml").write_text(yaml.safe_dump(plays))
+    extra = {
+        "batches": batches,
+        "broken": broken,
+        "touched": str(folder / "touched"),
+        "release_work": [{"step": "test", "replicas": [], "releases": {}}],
+        "release_goals": {},
+        "__release_steps": str(folder / "steps"),
+        "__release_plans": [],
+        "metalserve_pools": {},
+        "gateway_admin_port": port,
+    }
+    done = subprocess.run(
+        [
+            str(Path(sys.executable).parent / "ansible-playbook"),
+            "-i",
+            str(folder / "hosts.yml"),
+            "-e",
+            json.dumps(extra),
+            str(folder / "play.yml"),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "ANSIBLE_NOCOLOR": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout, {path.name for path in (folder / "touched").iterdir()}
+
+
+def test_a_failure_in_the_second_of_three_batches_stops_the_run(tmp_path: Path, admin_port: int) -> None:
+    code, output, touched = run(tmp_path, admin_port, [["node1"], ["node2", "node3"], ["node4"]], "node2")
+    assert code != 0
+    # node3 ends what it began, node4 is never touched.
+    assert touched == {"node1", "node1.done", "node2", "node3", "node3.done"}, output[-3000:]
+    assert "node2: A rescue that fails as well: and so is the rescue" in output
+    assert not list(tmp_path.glob("**/redeploy.lock")), "every lock was given back"
