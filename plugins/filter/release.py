@@ -94,7 +94,7 @@ def release_batches(
     """Return the batches of those nodes that have work (``work``: steps by node)."""
     busy = [host for host, way in work.items() if way]
     serving = {name for load in _loads(views, {}) for name in load.serving}
-    idle = [host for host in busy if not any(name.startswith(f"{host}/") for name in serving)]
+    idle = [host for host in busy if views and not any(name.startswith(f"{host}/") for name in serving)]
     try:
         return batches.batches({pool: groups.get(pool, []) for pool in pools}, busy, serial, idle)
     except ValueError as error:

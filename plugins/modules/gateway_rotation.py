@@ -52,6 +52,10 @@ options:
     description: Port of the admin endpoint.
     type: int
     default: 8081
+  textfile_dir:
+    description: Folder of the node exporter's textfile collector; where it exists, what is out is written there for an alert.
+    type: path
+    default: /var/lib/prometheus/node-exporter
   engines:
     description: Engine kind by pool, to read the engines' own metrics.
     type: dict
@@ -104,8 +108,9 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ansible_collections.metal.serve.plugins.module_utils.common.files import write_atomic
 from ansible_collections.metal.serve.plugins.module_utils.engines import ready
-from ansible_collections.metal.serve.plugins.module_utils.release import lock
+from ansible_collections.metal.serve.plugins.module_utils.release import lock, rotation
 from ansible_collections.metal.serve.plugins.module_utils.telemetry.aggregate import KV_USAGE, engine_load
 from ansible_collections.metal.serve.plugins.module_utils.telemetry.metrics import ScrapeError, parse_scrape
 
@@ -190,6 +195,7 @@ class Run:
     def read(self) -> dict[str, Any]:
         """Return what is there."""
         found = self.look()
+        self.publish()
         add_kv_usage(found, self.p["engines"])
         return {"replicas": found, "config": self.config()}
 
@@ -202,6 +208,21 @@ class Run:
         lines = [line for line in f"{out}{err}".splitlines() if "[emerg]" in line or "[alert]" in line]
         return "" if code == 0 else lines[0] if lines else "nginx -t fails"
 
+    def publish(self) -> None:
+        """Write what is out, whoever took it out, for the alert."""
+        folder = self.p["textfile_dir"]
+        path = os.path.join(folder, rotation.NAME)
+        if self.module.check_mode or not os.path.isdir(folder):
+            return
+        text = rotation.textfile(entries(ask(self.p["port"], "GET", "/state")))
+        try:
+            with open(path, encoding="utf-8") as stream:
+                before = stream.read()
+        except FileNotFoundError:
+            before = ""
+        if text != before:
+            write_atomic(path, text, 0o644)
+
     def turn(self, inside: bool) -> dict[str, Any]:
         """Want the replicas in or out. One that is out already stays with whoever took it out."""
         before = self.look()
@@ -210,6 +231,7 @@ class Run:
             if not self.module.check_mode:
                 wish = {"replica": item["replica"], "in": inside, "by": self.p["by"], "run": self.p["run"]}
                 ask(self.p["port"], "POST", "/rotation", wish)
+        self.publish()
         words = ("out of rotation", "in rotation") if inside else ("in rotation", "out of rotation")
         return {
             "changed": bool(change),
@@ -269,6 +291,7 @@ def main() -> None:
             "phase": {"type": "str", "default": ""},
             "root": {"type": "path", "default": "/var/lib/metalserve"},
             "port": {"type": "int", "default": 8081},
+            "textfile_dir": {"type": "path", "default": "/var/lib/prometheus/node-exporter"},
             "engines": {"type": "dict", "default": {}},
         },
         supports_check_mode=True,

@@ -18,8 +18,8 @@ PROVE, RETURN, SETTLE = "prove", "return", "settle"
 ORDER = (DRAIN, STOP, ACTIVATE, START, PROVE, RETURN, SETTLE)
 DONE = "done"
 
-PERSON = "drain-"
-"""Run ids of drains that a person asked for begin so. A redeploy never ends such a drain."""
+OURS = ("redeploy-", "rollback-", "maintain-")
+"""Run ids of what took a replica out in order to put it back. Any other is a person's, and a redeploy never ends it."""
 
 BEFORE = ("validate", "prefetch", "lint", "headroom")
 WITHIN = {
@@ -138,7 +138,7 @@ def replica_of(
         proven=bool(not record or record.get("gated")),
         settled=not record,
         inside=all(entry["in"] for entry in entries),
-        held=any(not entry["in"] and str(entry.get("run", "")).startswith(PERSON) for entry in entries),
+        held=any(not entry["in"] and not str(entry.get("run", "")).startswith(OURS) for entry in entries),
         failed=failed,
     )
 

@@ -239,6 +239,14 @@ def audit_textfile() -> Scrape:
     return parse_scrape(render_textfile({"host": "node-a", "verdicts": verdicts}, 1796050800.0))
 
 
+def rotation_textfile() -> Scrape:
+    """Return what a change of the rotation leaves on a gateway."""
+    from ansible_collections.metal.serve.plugins.module_utils.release.rotation import textfile  # noqa: PLC0415
+
+    out = {"replica": "node-a/short-0", "pool": "short", "run": "redeploy-1", "by": 'ada "x"@desk', "in": False}
+    return parse_scrape(textfile([out, {**out, "replica": "node-b/short-0", "in": True}]))
+
+
 def _rules(inventory: str) -> list[dict[str, Any]]:
     groups = yaml.safe_load(render.rendered(inventory)["rules/metalserve.yml"])["groups"]
     return [rule for group in groups for rule in group["rules"]]

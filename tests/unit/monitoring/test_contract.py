@@ -147,7 +147,15 @@ def test_versions() -> None:
 
 def test_every_metric_of_the_cpu_rules_is_in_a_real_scrape() -> None:
     everything = merge_scrapes(
-        [scrapes.vllm(), scrapes.agent(), scrapes.mtail(), scrapes.node(), scrapes.nginx(), scrapes.audit_textfile()]
+        [
+            scrapes.vllm(),
+            scrapes.agent(),
+            scrapes.mtail(),
+            scrapes.node(),
+            scrapes.nginx(),
+            scrapes.audit_textfile(),
+            scrapes.rotation_textfile(),
+        ]
     )
     missing = missing_metrics(
         scrapes.expressions("cpu"),
@@ -170,6 +178,7 @@ def test_every_metric_of_the_gpu_rules_is_in_a_real_scrape_or_documented() -> No
             scrapes.node(),
             scrapes.nginx(),
             scrapes.audit_textfile(),
+            scrapes.rotation_textfile(),
         ]
     )
     missing = missing_metrics(scrapes.expressions("gpu"), everything, recorded=scrapes.recorded("gpu"))

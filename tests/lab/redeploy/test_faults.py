@@ -1,0 +1,143 @@
+# Copyright: the Metalserve authors
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever goes wrong: the service stays up, capacity is restored or the node is named, and the next run goes through."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab.redeploy import lab
+
+NO_SOAK = ["-e", "release_soak_s=0", "-e", "release_gate_requests=8"]
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """Each test begins with both replicas in rotation, and ends so: a client that is there all the time notices nothing."""
+    lab.wait_until_all_serve()
+    releases = [lab.current(node) for node in lab.ENGINES]
+    with lab.load(clients=2, pause_s=0.05) as load:
+        yield
+    assert load.seen.failed == []
+    lab.wait_until_all_serve()
+    assert [lab.current(node) for node in lab.ENGINES] == releases
+    assert lab.no_locks() == []
+
+
+@pytest.mark.parametrize(
+    ("release", "words"),
+    [
+        ("crash", "does not serve: "),
+        ("garbage", "golden prompt"),
+        ("slow", "P99"),
+        ("wedge", "does not serve"),
+        ("oom", "137"),
+    ],
+)
+def test_a_bad_release_is_taken_back(release: str, words: str) -> None:
+    run = lab.playbook("redeploy", *lab.release(release), *NO_SOAK)
+    assert run.code != 0
+    assert words in run.output, run.end
+    assert "engine1 serves again with what served before" in run.output, run.end
+    assert "engine2: " not in run.output.rpartition("Stop the run")[2], "the other node was not touched"
+
+
+def test_an_image_that_is_not_there_changes_nothing() -> None:
+    run = lab.playbook("redeploy", "-e", f"test_digest=sha256:{'0' * 64}", *NO_SOAK)
+    assert run.code != 0
+    assert "Nothing was changed" in run.output, run.end
+
+
+def test_a_changed_model_file_changes_nothing() -> None:
+    path = "/var/lib/metalserve/models/standin/1/config.json"
+    lab.on("engine2", f"cp -a {path} /root/kept && chmod u+w {path} && echo ' ' >> {path}")
+    try:
+        run = lab.playbook("redeploy", *lab.release("next"), *NO_SOAK)
+    finally:
+        lab.on("engine2", f"cat /root/kept > {path}")
+    assert run.code != 0
+    assert "Nothing was changed" in run.output, run.end
+
+
+def test_two_at_once() -> None:
+    first = lab.start("redeploy", *lab.release("garbage"), *NO_SOAK)
+    try:
+        wait_for(first, "Lock the gateways", "Prepare the node|Make ready|See what")
+        second = lab.playbook("redeploy", *lab.release("next"), *NO_SOAK)
+        assert second.code == 2
+        assert "is held by" in second.output, second.end
+        assert "since" in second.output
+    finally:
+        first.communicate(timeout=300)
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        "Prepare the node|Make ready|Put images",
+        "Lock the node",
+        "Send it no new requests",
+        "Stop the engine and see",
+        "Make the release current",
+        "Start the engine",
+        "Warm it up",
+        "Send it requests again",
+        "See that it stays healthy",
+    ],
+)
+def test_a_killed_controller_is_followed_by_one_that_puts_it_right(task: str) -> None:
+    killed = lab.start("redeploy", *lab.release("next"), *NO_SOAK)
+    wait_for(killed, task)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate(timeout=30)
+    again = lab.playbook("redeploy", *NO_SOAK)
+    assert again.code == 0, again.end
+
+
+def test_a_lost_connection_in_the_middle_of_a_drain() -> None:
+    run = lab.start("redeploy", *lab.release("next"), *NO_SOAK)
+    wait_for(run, "Send it no new requests")
+    lab.on("engine1", "systemctl stop ssh.socket ssh.service; pkill -9 sshd; true", check=False)
+    try:
+        output, _ = run.communicate(timeout=300)
+    finally:
+        lab.on("engine1", "systemctl start ssh.service")
+    assert run.returncode != 0
+    assert "does not answer over SSH" in output, output[-3000:]
+
+
+def test_a_configuration_broken_by_hand_is_no_obstacle() -> None:
+    path = "/etc/nginx/metalserve/current/http.conf"
+    lab.on("gateway2", f"cp {path} /root/http.conf && echo 'nonsense;' >> {path}")
+    try:
+        run = lab.playbook("redeploy", *lab.release("garbage"), *NO_SOAK)
+    finally:
+        lab.on("gateway2", f"cat /root/http.conf > {path}")
+    assert "engine1 serves again with what served before" in run.output, run.end
+
+
+def test_a_full_disk_changes_nothing() -> None:
+    lab.on(
+        "engine2",
+        "mkdir -p /mnt/full && mount -t tmpfs -o size=64k tmpfs /var/lib/metalserve/engines/short-0/releases",
+        check=False,
+    )
+    lab.on("engine2", "umount /var/lib/metalserve/engines/short-0/releases", check=False)
+
+
+def wait_for(process: subprocess.Popen[str], *tasks: str) -> None:
+    """Read the output until a task of one of ``tasks`` begins (names with | between mean any of them)."""
+    assert process.stdout is not None
+    words = [word for task in tasks for word in task.split("|")]
+    ends = time.monotonic() + 240
+    for line in process.stdout:
+        if line.startswith("TASK") and any(word in line for word in words):
+            return
+        assert time.monotonic() < ends
+    raise AssertionError(f"it ended before {words}")
