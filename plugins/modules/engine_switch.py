@@ -183,6 +183,8 @@ class Run:
         for replica in self.replicas if self.p["verify"] else []:
             for release in {state.read_link(replica.current), self.p["releases"].get(replica.name, "")} - {""}:
                 found = state.read_release(replica, release)
+                if found is None and self.module.check_mode:
+                    continue
                 if found is None:
                     raise SwitchError(f"{replica.name}: release {release[:12]} is not on this node; run it again")
                 try:
@@ -235,6 +237,10 @@ class Run:
         for replica in self.replicas:
             release = str(self.p["releases"].get(replica.name, ""))
             found = state.read_release(replica, release) if release else None
+            if found is None and self.module.check_mode:
+                # What was to be prepared is not there in a check.
+                self.changed = True
+                continue
             if found is None:
                 raise SwitchError(f"{replica.name}: release {release[:12] or '(none)'} is not on this node")
             name, status = self.container(replica, release)

@@ -244,7 +244,9 @@ class Run:
 
     def wait(self, what: str) -> dict[str, Any]:
         """Wait until nothing is left, or for O(wait) seconds. Two looks must agree that nothing is in flight."""
-        ends = time.monotonic() + (0 if self.module.check_mode else self.p["wait"])
+        if self.module.check_mode:
+            return {"replicas": self.look()}
+        ends = time.monotonic() + self.p["wait"]
         quiet = 0
         while True:
             found = self.look()

@@ -123,12 +123,19 @@ def test_a_configuration_broken_by_hand_is_no_obstacle() -> None:
 
 
 def test_a_full_disk_changes_nothing() -> None:
+    folder = "/var/lib/metalserve/engines/short-0"
     lab.on(
         "engine2",
-        "mkdir -p /mnt/full && mount -t tmpfs -o size=64k tmpfs /var/lib/metalserve/engines/short-0/releases",
-        check=False,
+        f"mkdir -p /run/full && mount -t tmpfs -o size=256k tmpfs /run/full && cp -a {folder}/. /run/full/ && "
+        f"(dd if=/dev/zero of=/run/full/fill bs=4k 2>/dev/null; true) && mount --bind /run/full {folder}",
     )
-    lab.on("engine2", "umount /var/lib/metalserve/engines/short-0/releases", check=False)
+    try:
+        run = lab.playbook("redeploy", *lab.release("next"), *NO_SOAK)
+    finally:
+        lab.on("engine2", f"umount {folder} && umount /run/full")
+    assert run.code != 0
+    assert "No space left on device" in run.output, run.end
+    assert "Nothing was changed" in run.output, run.end
 
 
 def wait_for(process: subprocess.Popen[str], *tasks: str) -> None:

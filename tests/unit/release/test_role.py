@@ -25,7 +25,10 @@ ROOT = Path(__file__).parents[3]
 
 STEP = """
 - name: Note that this node was reached
-  ansible.builtin.file: {path: "{{ touched }}/{{ inventory_hostname }}", state: touch, mode: "0644"}
+  ansible.builtin.file:
+    path: "{{ touched }}/{{ inventory_hostname }}{{ '.back' if __release_failed else '' }}"
+    state: touch
+    mode: "0644"
 - name: Outer
   block:
     - name: Inner
@@ -125,6 +128,7 @@ def test_a_failure_in_the_second_of_three_batches_stops_the_run(tmp_path: Path, 
     code, output, touched = run(tmp_path, admin_port, [["node1"], ["node2", "node3"], ["node4"]], "node2")
     assert code != 0
     # node3 ends what it began, node4 is never touched.
-    assert touched == {"node1", "node1.done", "node2", "node3", "node3.done"}, output[-3000:]
+    assert touched == {"node1", "node1.done", "node2", "node2.back", "node3", "node3.done"}, output[-3000:]
     assert "node2: A rescue that fails as well: and so is the rescue" in output
+    assert "Going back failed too" in output
     assert not list(tmp_path.glob("**/redeploy.lock")), "every lock was given back"
