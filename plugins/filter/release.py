@@ -72,7 +72,7 @@ def release_ids(names: Sequence[str], host: str) -> list[str]:
 
 def release_out(seen: Sequence[Mapping[str, Any]], views: Mapping[str, Any], host: str) -> list[str]:
     """Return a sentence per replica of a node that some gateway does not send requests to, whoever wants it so."""
-    found = []
+    found: list[str] = []
     for item in seen:
         name = f"{host}/{item['replica']}"
         for gateway, replicas in sorted(views.items()):
