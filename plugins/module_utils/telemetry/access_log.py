@@ -27,6 +27,7 @@ ALIASES = {
     "status": ("status",),
     "complete": ("complete", "request_completion"),
     "connection": ("connection",),
+    "rejected": ("rejected",),
 }
 """Names of a row's fields: ours first, then nginx's own, so that logs of other gateways can be read too."""
 
@@ -119,6 +120,9 @@ def cause_of(row: Mapping[str, Any], error: str = "") -> Cause:
 
 
 def _name(status: int, row: Mapping[str, Any], error: str) -> str:
+    # A full engine in disguise: an error inside a stream that began as a 200, a full queue told as a 400.
+    if (status, field(row, "rejected")) in ((200, "in_stream"), (400, "as_400")):
+        return "overload"
     if status < 400:
         return _served(row, error)
     if status in (499, 0):

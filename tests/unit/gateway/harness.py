@@ -157,7 +157,7 @@ class Gateway:
     def workers(self) -> list[str]:
         """Return the process ids of the workers."""
         command = ["pgrep", "-P", str(self.process.pid)]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
 
     def log(self) -> list[dict[str, Any]]:
         """Return the rows of the access log."""

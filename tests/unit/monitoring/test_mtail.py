@@ -44,6 +44,9 @@ ROWS: list[str] = [
     log_line(422),
     log_line(429, **OWN),
     log_line(429),
+    log_line(200, rejected="in_stream"),
+    log_line(400, rejected="as_400"),
+    log_line(200, rejected="503", upstream="10.0.0.11:8100 : 10.0.0.12:8100", upstream_status="503 : 200"),
 ]
 
 
@@ -86,6 +89,7 @@ def test_counts_bytes_and_times() -> None:
                 log_line(
                     200, rt=1.6, uht="-, 0.3", urt="0.001, 1.598", upstream="a:1, b:1", upstream_status="502, 200"
                 ),
+                log_line(200, rt=0.4, uht="0.1 : 0.1", urt="0.1 : 0.3", upstream="a:1 : b:1", bytes=0, request_bytes=0),
                 log_line(200, path="/healthz", **OWN),
                 log_line(429, **OWN),
                 "not a line of the log",
@@ -93,17 +97,17 @@ def test_counts_bytes_and_times() -> None:
         )
         + "\n"
     )
-    assert value(found, "metalserve_gateway_log_lines_total") == 4
-    assert value(found, "metalserve_gateway_requests_total", pool="short", status="200") == 2
+    assert value(found, "metalserve_gateway_log_lines_total") == 5
+    assert value(found, "metalserve_gateway_requests_total", pool="short", status="200") == 3
     assert value(found, "metalserve_gateway_requests_total", pool="") == 1
-    assert value(found, "metalserve_gateway_retries_total", pool="short") == 1
+    assert value(found, "metalserve_gateway_retries_total", pool="short") == 2
     assert value(found, "metalserve_gateway_sent_bytes_total", pool="short") == 1300
     assert value(found, "metalserve_gateway_received_bytes_total", pool="short") == 510
-    assert value(found, "metalserve_gateway_request_seconds_count") == 2
-    assert value(found, "metalserve_gateway_request_seconds_sum", pool="short") == pytest.approx(2.0)
-    assert value(found, "metalserve_gateway_request_seconds_bucket", pool="short", le="1.5") == 1
-    assert value(found, "metalserve_gateway_first_byte_seconds_sum", pool="short") == pytest.approx(0.4)
-    assert value(found, "metalserve_gateway_upstream_seconds_sum", pool="short") == pytest.approx(1.997)
+    assert value(found, "metalserve_gateway_request_seconds_count") == 3
+    assert value(found, "metalserve_gateway_request_seconds_sum", pool="short") == pytest.approx(2.4)
+    assert value(found, "metalserve_gateway_request_seconds_bucket", pool="short", le="1.5") == 2
+    assert value(found, "metalserve_gateway_first_byte_seconds_sum", pool="short") == pytest.approx(0.5)
+    assert value(found, "metalserve_gateway_upstream_seconds_sum", pool="short") == pytest.approx(2.297)
 
 
 def test_every_cause_is_there_at_zero_from_the_first_request() -> None:
