@@ -41,7 +41,7 @@ function _M.state()
         end
         pools[position] = {
             pool = pool.name,
-            in_flight = state.in_flight("pool|" .. pool.name),
+            in_flight = state.in_flight(pool.counter),
             max_in_flight = pool.max_in_flight,
             eligible = #state.eligible(pool),
             replicas = replicas,

@@ -7,7 +7,7 @@ local cjson = require "cjson.safe"
 
 local _M = {}
 
-local QUOTE, BACKSLASH, OPEN, CLOSE, OPEN_LIST, CLOSE_LIST, COLON = 34, 92, 123, 125, 91, 93, 58
+local QUOTE, BACKSLASH, OPEN, CLOSE, OPEN_LIST, CLOSE_LIST, COLON, COMMA = 34, 92, 123, 125, 91, 93, 58, 44
 local LONGEST_NAME = 1024
 local WANTED = {model = true, max_tokens = true, max_completion_tokens = true, max_output_tokens = true,
     stream = true}
@@ -28,16 +28,35 @@ local function after_string(bytes, position, n)
     return n + 1
 end
 
--- Return the text (of model), the truth (of stream) or the number (of the others) that begins at position, or nil.
-local function value(key, body, bytes, position, n)
-    if key == "stream" then
-        return body:find("^%s*true", position + 1) ~= nil
-    elseif key ~= "model" then
-        return tonumber(body:sub(position + 1, position + 40):match("^%s*(%d+)%s*[,}]"))
-    end
+local function after_space(bytes, position, n)
     while position < n and bytes[position] <= 32 do
         position = position + 1
     end
+    return position
+end
+
+-- Return the whole number that begins at position, or nil.
+local function number(bytes, position, n)
+    position = after_space(bytes, position, n)
+    local first, found = position, 0
+    while position < n and bytes[position] >= 48 and bytes[position] <= 57 do
+        found = found * 10 + bytes[position] - 48
+        position = position + 1
+    end
+    local stop = after_space(bytes, position, n)
+    local is_whole = position > first and stop < n and (bytes[stop] == COMMA or bytes[stop] == CLOSE)
+    return is_whole and found or nil
+end
+
+-- Return the text (of model), the truth (of stream) or the number (of the others) that begins at position, or nil.
+local function value(key, body, bytes, position, n)
+    if key == "stream" then
+        position = after_space(bytes, position, n)
+        return body:sub(position + 1, position + 4) == "true"
+    elseif key ~= "model" then
+        return number(bytes, position, n)
+    end
+    position = after_space(bytes, position, n)
     local stop = position < n and bytes[position] == QUOTE and after_string(bytes, position, n)
     return stop and stop <= n and stop - position < LONGEST_NAME and cjson.decode(body:sub(position + 1, stop)) or nil
 end

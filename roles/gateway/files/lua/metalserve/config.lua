@@ -20,6 +20,10 @@ local function read(path)
     return value
 end
 
+local function binary(digits)
+    return (digits:gsub("%x%x", function(two) return string.char(tonumber(two, 16)) end))
+end
+
 -- Fill the tables from plan.json and keys.json in folder. Raises an error, which nginx -t shows.
 function _M.load(folder)
     local plan = read(folder .. "/plan.json")
@@ -28,7 +32,7 @@ function _M.load(folder)
     _M.settings = plan.settings
     _M.default_model = plan.pools[1].served_name
     for position, pool in ipairs(plan.pools) do
-        pool.position = position
+        pool.position, pool.counter = position, "pool|" .. pool.name
         _M.pools[position] = pool
         _M.by_name[pool.name] = pool
         local same = _M.models[pool.served_name] or {}
@@ -48,7 +52,7 @@ function _M.load(folder)
         end)
     end
     for _, entry in ipairs(secrets.clients) do
-        _M.keys[entry.sha256] = entry
+        _M.keys[binary(entry.sha256)] = entry
         _M.has_vip = _M.has_vip or entry.vip
     end
     _M.engine_token = secrets.engine_token

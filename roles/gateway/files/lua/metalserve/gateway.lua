@@ -9,20 +9,23 @@ local body = require "metalserve.body"
 local config = require "metalserve.config"
 local state = require "metalserve.state"
 
+-- The low-level calls: the short one looks its algorithm up each time. The context has room for OpenSSL's.
 ffi.cdef [[
-unsigned char *SHA256(const unsigned char *d, size_t n, unsigned char *md);
+int SHA256_Init(void *context);
+int SHA256_Update(void *context, const void *data, size_t length);
+int SHA256_Final(unsigned char *digest, void *context);
 ]]
 
 local _M = {}
 
-local digest = ffi.new("unsigned char[32]")
+local context, digest = ffi.new("uint64_t[32]"), ffi.new("unsigned char[32]")
 local noted = {}
 
 local function sha256(text)
-    ffi.C.SHA256(text, #text, digest)
-    return (ffi.string(digest, 32):gsub(".", function(byte)
-        return string.format("%02x", byte:byte())
-    end))
+    ffi.C.SHA256_Init(context)
+    ffi.C.SHA256_Update(context, text, #text)
+    ffi.C.SHA256_Final(digest, context)
+    return ffi.string(digest, 32)
 end
 
 -- Answer with an error in the form that OpenAI's clients read, and end the request.
@@ -35,11 +38,18 @@ end
 
 -- Keys -----------------------------------------------------------------------------------------------------------
 
+local SPACE, LONGEST_KEY = 32, 512
+
 -- Rewrite phase, before limits and before the body is read: find the client by the SHA-256 of its key. The look-up is by
 -- digest, so its time says nothing about a key.
 function _M.authenticate()
-    local scheme, key = (ngx.var.http_authorization or ""):match("^(%a+) +(%S+)$")
-    local client = key and #key <= 512 and scheme:lower() == "bearer" and config.keys[sha256(key)]
+    local header = ngx.var.http_authorization or ""
+    local first = 8
+    while header:byte(first) == SPACE do
+        first = first + 1
+    end
+    local key = header:sub(first)
+    local client = #key <= LONGEST_KEY and header:sub(1, 7):lower() == "bearer " and config.keys[sha256(key)]
     if not client then
         return ngx.exit(401)
     end
@@ -67,7 +77,8 @@ local function candidates(text)
     if not pools then
         return nil, keys.model
     end
-    local need = tonumber((ngx.var.http_x_prompt_tokens or ""):match("^%d+$"))
+    local told = ngx.var.http_x_prompt_tokens
+    local need = told and tonumber(told:match("^%d+$"))
     if not need and text then
         need = body.tokens(text, config.settings.bytes_per_token)
     end
@@ -170,8 +181,9 @@ end
 -- Admission ------------------------------------------------------------------------------------------------------
 
 local function leave_pool()
-    if ngx.var.metalserve_counted ~= "" then
-        state.count("pool|" .. ngx.var.metalserve_counted, -1)
+    local counted = ngx.var.metalserve_counted
+    if counted ~= "" then
+        state.count(config.by_name[counted].counter, -1)
         ngx.var.metalserve_counted = ""
     end
 end
@@ -208,7 +220,7 @@ end
 local function enter(pool, list, text)
     ngx.var.metalserve_pool, ngx.var.metalserve_counted = pool.name, pool.name
     local replica, count = choose(list, nil, text, pool.replica_max_in_flight)
-    local pool_count = state.count("pool|" .. pool.name, 1) - elsewhere(pool, list)
+    local pool_count = state.count(pool.counter, 1) - elsewhere(pool, list)
     if pool_count > room(pool, list) or count >= pool.replica_max_in_flight then
         return too_many("pool_full")
     end
@@ -216,11 +228,14 @@ local function enter(pool, list, text)
     ngx.var.metalserve_upstream = pool.upstream
 end
 
+local function is_inside()
+    return ngx.var.server_port == config.settings.inner_port_text
+end
+
 -- Access phase: body, pool, room, replica.
 function _M.access()
     local text = body.read()
-    local is_inside = ngx.var.server_port == config.settings.inner_port_text
-    if not text and not is_inside then
+    if not text and not is_inside() then
         return ngx.exec("@metalserve_inside")
     end
     local pools, most, stream = candidates(text)
@@ -246,13 +261,15 @@ function _M.access()
     if text and #text > pool.body_limit_bytes then
         return refuse(413, "invalid_request_error", "request_too_large", "The body is larger than this model takes.")
     end
-    if stream and pool.heartbeat and not is_inside then
+    if stream and pool.heartbeat and not is_inside() then
         return ngx.exec("@metalserve_relay")
     end
     local allowed = config.settings.key_max_in_flight
-    ngx.var.metalserve_key_counted = "1"
-    if state.count("key|" .. ngx.var.metalserve_key_name, 1) > allowed and allowed > 0 then
-        return too_many("key_full")
+    if allowed > 0 then
+        ngx.var.metalserve_key_counted = "1"
+        if state.count("key|" .. ngx.var.metalserve_key_name, 1) > allowed then
+            return too_many("key_full")
+        end
     end
     enter(pool, list, text)
     -- Only where a replica could find the request too long is its 400 looked at: there the text of a 400 is lost.
@@ -328,11 +345,14 @@ function _M.head()
     end
 end
 
+local DATA = ("d"):byte()
+
 -- Body filter: a part of an answer is progress; an error in the first part of a stream is a refusal that came as a 200.
 function _M.filter()
-    if ngx.ctx.instead then
-        ngx.arg[1], ngx.arg[2] = ngx.ctx.instead, true
-        ngx.ctx.instead = ""
+    local ctx = ngx.ctx
+    if ctx.instead then
+        ngx.arg[1], ngx.arg[2] = ctx.instead, true
+        ctx.instead = ""
         return
     end
     local id = ngx.var.metalserve_peer
@@ -344,11 +364,11 @@ function _M.filter()
         noted[id] = now
         state.set_progress(id)
     end
-    if not ngx.ctx.looked then
+    if not ctx.looked then
         local part = ngx.arg[1]
         if part and #part > 0 then
-            ngx.ctx.looked = true
-            local begins_with_error = part:find("^data: ?{%s*\"error\"")
+            ctx.looked = true
+            local begins_with_error = part:byte(1) == DATA and part:find("^data: ?{%s*\"error\"")
             local is_full = ngx.status == 400 and config.replicas[id].pool.rejects_as_400 and part:lower():find("queue", 1, true)
             if begins_with_error or is_full then
                 ngx.var.metalserve_rejected = begins_with_error and "in_stream" or "as_400"

@@ -40,30 +40,46 @@ local function birth(pid)
     return status and status ~= "Z" and rest:match("^" .. (" %S+"):rep(18) .. " (%d+)") or nil
 end
 
--- The name of this worker. A number alone may be another process's later.
-local named, own_name = nil, nil
+-- The entries of a counter: of all workers together, and this worker's own. A process id alone may be another's later, so
+-- a worker's name has its birth in it.
+local names, own_names, own_pid = {}, {}, nil
 
-local function me()
-    local pid = ngx.worker.pid()
-    if named ~= pid then
-        named, own_name = pid, pid .. "@" .. (birth(pid) or "")
+local function name_of(counter)
+    local name = names[counter]
+    if not name then
+        name = "n|" .. counter
+        names[counter] = name
     end
-    return own_name
+    return name
+end
+
+local function own_name_of(counter)
+    local pid = ngx.worker.pid()
+    if own_pid ~= pid then
+        own_pid, own_names = pid, {}
+    end
+    local name = own_names[counter]
+    if not name then
+        name = pid .. "@" .. (birth(pid) or "") .. "|" .. counter
+        own_names[counter] = name
+    end
+    return name
 end
 
 -- Count delta on a counter; the worker's own share is noted, so that it can be taken back if the worker dies.
 function _M.count(counter, delta)
-    mirror:incr(me() .. "|" .. counter, delta, 0)
-    local now = shared:incr("n|" .. counter, delta, 0) or 0
+    mirror:incr(own_name_of(counter), delta, 0)
+    local name = name_of(counter)
+    local now = shared:incr(name, delta, 0) or 0
     if now < 0 then
-        shared:incr("n|" .. counter, -now, 0)
+        shared:incr(name, -now, 0)
         now = 0
     end
     return now
 end
 
 function _M.in_flight(counter)
-    return shared:get("n|" .. counter) or 0
+    return shared:get(name_of(counter)) or 0
 end
 
 -- Take back what workers that are gone had in flight.
