@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.metal.serve.plugins.module_utils.common.sizes import GIB
+from ansible_collections.metal.serve.plugins.module_utils.engines import features, lint
 from ansible_collections.metal.serve.plugins.module_utils.engines.base import (
     CONFIG_DIR,
     MODEL_DIR,
@@ -75,7 +76,23 @@ OWN = (
     "tokenizer_worker_num",
     "mem_fraction_static",
 )
-"""SGLang's own options that a pool may fix, with underscores."""
+"""SGLang's own options that a pool may fix, with underscores, where there is no catalogue of the version."""
+
+OWNED = (
+    "model",
+    "model_path",
+    "host",
+    "port",
+    "served_model_name",
+    "api_key",
+    "admin_api_key",
+    "config",
+    "tp_size",
+    "tp",
+    "pp_size",
+)
+OWNED += ("pp", "dp_size", "dp", "nnodes", "node_rank", "dist_init_addr", "enable_metrics", "tensor_parallel_size")
+"""What the bundle sets itself."""
 
 REFUSED: Mapping[str, str] = {
     "radix_threshold": "nothing: every shared prefix is reused, whatever its length",
@@ -137,9 +154,14 @@ class Sglang(Adapter):
             return []
         if name in NAMES:
             return [Option(NAMES[name], value, why)]
-        if name in OWN:
+        if name in OWNED:
+            raise EngineError(f"{where}: this is derived from the inventory and cannot be set here")
+        version = ".".join(str(part) for part in version_of(context.replica["engine_version"]))
+        options = lint.known("sglang", version)
+        if name in (options or OWN):
             return [Option(name.replace("_", "-"), value, why)]
-        raise EngineError(f"{where}: not known for SGLang{nearest(name, [*NAMES, *OWN])}")
+        answer = features.instead("sglang", version, name)
+        raise EngineError(f"{where}: not known for SGLang{f'; {answer}' if answer else nearest(name, [*NAMES, *OWN])}")
 
     def files(self, context: Context) -> tuple[File, ...]:
         """Return the configuration."""

@@ -27,21 +27,11 @@ from ansible_collections.metal.serve.plugins.module_utils.engines.base import (
     reason,
     version_of,
 )
+from ansible_collections.metal.serve.plugins.module_utils.engines.features import SERVER_ONLY
 from ansible_collections.metal.serve.plugins.module_utils.engines.vllm import Vllm
 
 REPOSITORY = "model_repository"
 FRONTEND = "/opt/tritonserver/python/openai/openai_frontend/main.py"
-SERVER_ONLY = (
-    "shutdown_timeout",
-    "sse_keep_alive_interval",
-    "disable_access_log_for_endpoints",
-    "disable_uvicorn_access_log",
-    "enable_server_load_tracking",
-    "chat_template",
-    "tool_call_parser",
-    "enable_auto_tool_choice",
-)
-"""Options of vLLM's own HTTP server, which does not run here: model.json takes engine arguments alone."""
 
 
 class TritonVllm(Vllm):

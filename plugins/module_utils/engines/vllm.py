@@ -11,6 +11,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ansible_collections.metal.serve.plugins.module_utils.engines import features, lint
 from ansible_collections.metal.serve.plugins.module_utils.engines.base import (
     CACHE_DIR,
     CONFIG_DIR,
@@ -140,12 +141,15 @@ class Vllm(Adapter):
         and a near miss are refused, a name like none of theirs is left to the engine itself.
         """
         text = ".".join(str(part) for part in version)
-        versions = {key: names.split() for key, names in OPTIONS["vllm"].items()}
+        versions = {key: list(lint.known("vllm", key)) for key in OPTIONS["vllm"]}
         known = versions.get(text) or sorted({option for names in versions.values() for option in names})
         if name in known:
             return
         if text in versions:
-            raise EngineError(f"{where}: vLLM {text} has no such option{nearest(name, known)}")
+            answer = features.instead("vllm", text, name)
+            raise EngineError(
+                f"{where}: vLLM {text} has no such option{f'; {answer}' if answer else nearest(name, known)}"
+            )
         longer = [option for option in known if option.startswith(name)]
         close = longer[0] if longer else next(iter(difflib.get_close_matches(name, known, 1, 0.85)), "")
         if close:

@@ -12,7 +12,7 @@ import jinja2
 import pytest
 import yaml
 
-from ansible_collections.metal.serve.plugins.module_utils.engines import registry
+from ansible_collections.metal.serve.plugins.module_utils.engines import lint, registry
 from ansible_collections.metal.serve.plugins.module_utils.engines.base import EngineError, Spec
 from ansible_collections.metal.serve.plugins.module_utils.engines.catalogue import OPTIONS
 from ansible_collections.metal.serve.plugins.module_utils.engines.vllm import QUIRKS
@@ -124,7 +124,7 @@ def test_new_options_of_a_version_without_a_catalogue_are_left_to_the_engine() -
 
 @pytest.mark.parametrize("version", sorted(OPTIONS["vllm"]))
 def test_catalogue_agrees_with_what_is_known_of_versions(version: str) -> None:
-    names = set(OPTIONS["vllm"][version].split())
+    names = set(lint.known("vllm", version))
     found = tuple(int(part) for part in version.split("."))
     for name, quirk in QUIRKS.items():
         there = not ((quirk.since and found[:2] < quirk.since) or (quirk.until and found[:2] > quirk.until))
