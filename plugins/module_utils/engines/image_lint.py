@@ -177,7 +177,7 @@ def _strict(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         raise _RefusedError(message)
 
     parser.error = refuse  # type: ignore[method-assign]
-    parser.exit = lambda status=0, message=None: refuse(str(message or status))  # type: ignore[method-assign,assignment]
+    parser.exit = lambda status=0, message=None: refuse(str(message or status))  # type: ignore[method-assign]
     return parser
 
 
@@ -245,13 +245,13 @@ class Vllm:
     @staticmethod
     def _platform() -> str:
         """Put a stand-in in place of a GPU that this container does not see; return the note that says so."""
-        platforms = importlib.import_module("vllm.platforms")
+        platforms: Any = importlib.import_module("vllm.platforms")
         if not platforms.current_platform.is_unspecified():
             return ""
         cuda = _without_driver("vllm.platforms.cuda", "vllm._")
         interface = importlib.import_module("vllm.platforms.interface")
 
-        class Hopper(cuda.NonNvmlCudaPlatform):  # type: ignore[misc,name-defined]
+        class Hopper(cuda.NonNvmlCudaPlatform):  # type: ignore[name-defined]
             """A card of compute capability 9.0 with 80 GiB."""
 
             @classmethod

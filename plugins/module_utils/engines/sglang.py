@@ -29,6 +29,7 @@ from ansible_collections.metal.serve.plugins.module_utils.engines.base import (
     reason,
     version_of,
 )
+from ansible_collections.metal.serve.plugins.module_utils.engines.image_lint import Known
 
 NAMES: Mapping[str, str] = {
     "max_model_len": "context-length",
@@ -45,6 +46,9 @@ NAMES: Mapping[str, str] = {
     "seed": "random-seed",
 }
 """Settings (vLLM's vocabulary) that are one option of SGLang under another name."""
+
+TRANSLATED = ("enforce_eager", "scheduling_policy")
+"""Settings that become other options."""
 
 IMPLIED: Mapping[str, Any] = {"enable_chunked_prefill": True, "enable_prefix_caching": True}
 """Settings that SGLang always has; another value needs an option of its own, see ``options``."""
@@ -79,19 +83,20 @@ OWN = (
 """SGLang's own options that a pool may fix, with underscores, where there is no catalogue of the version."""
 
 OWNED = (
-    "model",
-    "model_path",
-    "host",
-    "port",
-    "served_model_name",
-    "api_key",
-    "admin_api_key",
-    "config",
-    "tp_size",
-    "tp",
-    "pp_size",
+    *(
+        "model",
+        "model_path",
+        "host",
+        "port",
+        "served_model_name",
+        "api_key",
+        "admin_api_key",
+        "config",
+        "enable_metrics",
+    ),
+    *("tp", "tp_size", "tensor_parallel_size", "pp", "pp_size", "pipeline_parallel_size", "dp", "dp_size"),
+    *("data_parallel_size", "nnodes", "node_rank", "dist_init_addr"),
 )
-OWNED += ("pp", "dp_size", "dp", "nnodes", "node_rank", "dist_init_addr", "enable_metrics", "tensor_parallel_size")
 """What the bundle sets itself."""
 
 REFUSED: Mapping[str, str] = {
@@ -157,9 +162,10 @@ class Sglang(Adapter):
         if name in OWNED:
             raise EngineError(f"{where}: this is derived from the inventory and cannot be set here")
         version = ".".join(str(part) for part in version_of(context.replica["engine_version"]))
-        options = lint.known("sglang", version)
+        options: Mapping[str, Known] = lint.known("sglang", version)
         if name in (options or OWN):
-            return [Option(name.replace("_", "-"), value, why)]
+            off = value is False and name in options and not options[name].negatable
+            return [] if off else [Option(name.replace("_", "-"), value, why)]
         answer = features.instead("sglang", version, name)
         raise EngineError(f"{where}: not known for SGLang{f'; {answer}' if answer else nearest(name, [*NAMES, *OWN])}")
 

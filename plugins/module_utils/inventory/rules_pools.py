@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ansible_collections.metal.serve.plugins.module_utils.engines import lint, registry
 from ansible_collections.metal.serve.plugins.module_utils.inventory import knobs, values
 from ansible_collections.metal.serve.plugins.module_utils.inventory.model import (
     WARNING,
@@ -69,12 +70,16 @@ def _option(spec: Mapping[str, Any], name: str, value: Any) -> Iterator[Finding]
         yield Finding((), "is not written like an option here", f"write {bare}")
         return
     option = knobs.SETTINGS.get(bare)
-    if option is None:
+    found = list(values.walk(Key(name, option.type, "", low=option.low, high=option.high), value)) if option else []
+    lack = None if found else registry.lacks(engine, ".".join(map(str, version)), bare, value)
+    if found:
+        yield from found
+    elif lack:
+        yield Finding((), *lack)
+    elif option is None and not lint.known(engine, ".".join(map(str, version))):
         near = values.nearest(bare, knobs.SETTINGS, 0.88)
         if near:
             yield Finding((), "is not an option that is known here", f"did you mean {near}?")
-        return
-    yield from values.walk(Key(name, option.type, "", low=option.low, high=option.high), value)
 
 
 def _combined(
