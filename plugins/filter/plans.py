@@ -13,7 +13,7 @@ from ansible.errors import AnsibleFilterError
 from ansible_collections.metal.serve.plugins.module_utils.planner import render
 from ansible_collections.metal.serve.plugins.module_utils.planner.errors import PlanError
 from ansible_collections.metal.serve.plugins.module_utils.planner.pools import pool_plans as _pool_plans
-from ansible_collections.metal.serve.plugins.module_utils.planner.preview import preview
+from ansible_collections.metal.serve.plugins.module_utils.planner.preview import calibrations_of, preview
 
 NAMES = ("metalserve_address", "ansible_host", "metalserve_expected_gpus", "metalserve_accelerator")
 
@@ -61,6 +61,14 @@ def node_preview(
         raise AnsibleFilterError(str(error)) from None
 
 
+def pool_calibrations(pools: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the constants that each pool's calibration file on the controller holds, for metal.serve.serving_plan."""
+    try:
+        return calibrations_of(pools)
+    except PlanError as error:
+        raise AnsibleFilterError(str(error)) from None
+
+
 class FilterModule:
     """Offer the filters to Ansible."""
 
@@ -71,4 +79,5 @@ class FilterModule:
             "replicas_of": replicas_of,
             "pool_text": pool_text,
             "node_preview": node_preview,
+            "pool_calibrations": pool_calibrations,
         }

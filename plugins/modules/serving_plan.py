@@ -49,6 +49,12 @@ options:
       - Content of C(config.json) by model name, used where the model is not on the node yet.
     type: dict
     default: {}
+  calibrations:
+    description:
+      - Constants of the memory model by pool, as C(scripts/plan --calibrate) wrote them;
+        the filter P(metal.serve.pool_calibrations#filter) reads the files that the pools name.
+    type: dict
+    default: {}
 attributes:
   check_mode:
     description: Computes the same plan in check mode.
@@ -133,6 +139,7 @@ def main() -> None:
             "facts": {"type": "dict"},
             "model_root": {"type": "path", "default": "/var/lib/metalserve/models"},
             "model_configs": {"type": "dict", "default": {}},
+            "calibrations": {"type": "dict", "default": {}},
         },
         supports_check_mode=True,
     )
@@ -163,7 +170,15 @@ def main() -> None:
             )
         facts = p["facts"] or collect(probes=choose(["base"])).facts.to_dict()
         planned = replica_plans(
-            p["pools"], p["pool_plans"], p["node"], p["accelerator"], parse_node(facts), configs, revisions, indexes
+            p["pools"],
+            p["pool_plans"],
+            p["node"],
+            p["accelerator"],
+            parse_node(facts),
+            configs,
+            revisions,
+            indexes,
+            p["calibrations"],
         )
     except PlanError as error:
         module.fail_json(msg=str(error), ways_out=error.ways_out)

@@ -107,6 +107,11 @@ class TritonVllm(Vllm):
             str(context.replica["address"]),
             "--openai-port",
             str(context.replica["port"]),
+            # A version that is added beside this one is loaded when it is asked for, not when its files appear.
+            "--model-control-mode",
+            "explicit",
+            "--load-model",
+            model_name(context),
         )
 
     def health(self, context: Context) -> Health:

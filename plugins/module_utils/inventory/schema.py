@@ -256,6 +256,14 @@ POOL = (
     Key("minimums", "mapping", "What the slowest replica must do.", keys=MINIMUMS),
     Key("container", "mapping", "Limits of one replica's container.", keys=CONTAINER),
     Key(
+        "calibration",
+        "str",
+        "File on the controller that scripts/plan --calibrate wrote from a start-up log of this pool's engine on its cards.",
+        pattern=_ABSOLUTE,
+        hint=_ABSOLUTE_HINT,
+        example="/srv/calibration/h200.json",
+    ),
+    Key(
         "settings",
         "map",
         "Fixes planned values, in vLLM's option names with underscores for every engine.",

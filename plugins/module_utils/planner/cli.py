@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ansible_collections.metal.serve.plugins.module_utils.common.files import write_atomic
+from ansible_collections.metal.serve.plugins.module_utils.common.files import canonical_json, write_atomic
 from ansible_collections.metal.serve.plugins.module_utils.planner import calibration, constants, memory, offline, render
 from ansible_collections.metal.serve.plugins.module_utils.planner.errors import DoesNotFitError, PlanError
 from ansible_collections.metal.serve.plugins.module_utils.planner.model import parse_config
@@ -51,10 +52,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--p99", type=float, metavar="S", help="wanted P99 of the whole answer, seconds")
     made.add_argument("--ttft", type=float, metavar="S", help="wanted time to the first token, seconds")
     made.add_argument("--lengths", metavar="B:SHARE,…", help="histogram of prompt lengths: proposes pools")
-    made.add_argument("--preset", metavar="NAME", help=f"a tested example: {', '.join(PRESETS)}")
+    made.add_argument("--preset", metavar="NAME", help=f"a tested example: {', '.join(PRESETS)}; all: each, with --out")
     made.add_argument("--calibration", metavar="FILE", help="constants that --calibrate wrote")
     made.add_argument("--calibrate", metavar="LOG", help="refit the constants from a vLLM start-up log on this GPU")
-    made.add_argument("--out", metavar="FILE", help="where --calibrate writes (default: standard output)")
+    made.add_argument("--out", metavar="FILE", help="where --calibrate writes, or the folder of --preset all")
     made.add_argument("--json", action="store_true", help="print JSON")
     return made
 
@@ -165,12 +166,27 @@ def _calibrate(arguments: argparse.Namespace) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _all_presets(arguments: argparse.Namespace) -> str:
+    """Write each preset's plan as JSON into the folder --out, keys sorted, so that a change is a readable difference."""
+    if not arguments.out or not os.path.isdir(arguments.out):
+        raise PlanError(
+            f"--out is {arguments.out!r}; --preset all writes its plans into a folder, name one that exists."
+        )
+    for name in PRESETS:
+        arguments.preset = name
+        write_atomic(os.path.join(arguments.out, f"{name}.json"), canonical_json(offline.plan(_request(arguments))))
+    return f"{len(PRESETS)} plans written to {arguments.out}\n"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run scripts/plan; returns the exit code."""
     arguments = parser().parse_args(argv)
     try:
         if arguments.calibrate:
             sys.stdout.write(_calibrate(arguments))
+            return 0
+        if arguments.preset == "all":
+            sys.stdout.write(_all_presets(arguments))
             return 0
         plan = offline.plan(_request(arguments))
     except DoesNotFitError as error:

@@ -268,7 +268,12 @@ def plan(request: Request) -> dict[str, Any]:
             "replica (--set tensor_parallel=N), a shorter max_model_len or an fp8 cache hold more"
         )
     length_typical = int((load.prompt_mean or 256) + (load.output_mean or 0))
-    reasons = {"placement.tensor_parallel": why, **engine.reasons}
+    limit = f"all that the model can (config.json); see {DOC}#max-model-len"
+    reasons = {
+        "placement.tensor_parallel": why,
+        "settings.max_model_len": "fixed with --set" if "max_model_len" in request.fixed else limit,
+        **engine.reasons,
+    }
     return {
         "model": {
             "name": request.model_name,

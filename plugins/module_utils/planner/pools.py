@@ -24,6 +24,9 @@ BODY_BYTES_PER_TOKEN = 16
 """Room for one token in a JSON body: ``\\uXXXX`` escapes take 6 bytes a character, and a token may span several."""
 
 BODY_FLOOR = 1 * MIB
+RATE_HEADROOM = 2.0
+"""Requests a second that a pool may be sent, as a multiple of what it is planned for: the batches' twofold headroom."""
+
 DEFAULT_P99_S = 1.5
 
 ALERTS = {
@@ -215,6 +218,11 @@ def pool_plan(
         ),
         "times.wedged_after_s": f"max(10, 1.5 x longest silent prefill); see {DOC}#times",
         "times.gateway_read_s": f"2 x longest silent prefill + {batch.queue_wait_s:.0f} s queue; see {DOC}#times",
+        "admission.requests_per_s": (
+            f"{RATE_HEADROOM:g} x workload.qps: more is refused before it queues; see {DOC}#rates"
+            if load.qps
+            else f"no workload.qps given: no limit of the rate; see {DOC}#rates"
+        ),
         "alerts.p99_s": "slo.p99_s" if "p99_s" in slo else f"not given: {DEFAULT_P99_S}; see {DOC}#alerts",
         **batch.reasons,
         **_split_reason(load, where, len(replicas), prefill, alerts),
@@ -230,7 +238,11 @@ def pool_plan(
         max_model_len=max_model_len,
         body_limit_bytes=body,
         times=chain,
-        admission={"max_in_flight": batch.max_in_flight, "queue": batch.queue},
+        admission={
+            "max_in_flight": batch.max_in_flight,
+            "queue": batch.queue,
+            "requests_per_s": math.ceil(RATE_HEADROOM * (load.qps or 0)),
+        },
         alerts=alerts,
         batching={
             "max_num_batched_tokens": batch.max_num_batched_tokens,

@@ -78,6 +78,21 @@ def config_of(name: str, model: Mapping[str, Any], accelerator: str) -> tuple[An
     return example, None, f"config.json of {name} is not on this machine: the shape of {label} stands in"
 
 
+def calibrations_of(pools: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of each pool's calibration file. Raises PlanError naming pool and file."""
+    found: dict[str, Any] = {}
+    for pool, spec in pools.items():
+        path = spec.get("calibration") if isinstance(spec, Mapping) else None
+        if path:
+            found[pool] = _read(str(path))
+            if found[pool] is None:
+                raise PlanError(
+                    f"metalserve_pools.{pool}.calibration is {path!r}, and there is no such file here; make it with "
+                    "scripts/plan --calibrate LOG --out FILE."
+                )
+    return found
+
+
 def preview(
     pools: Mapping[str, Any],
     plans: Sequence[Mapping[str, Any]],
@@ -109,7 +124,8 @@ def preview(
             assumed += [note] if note else []
             if index is not None:
                 indexes[name] = index
-        found = replica_plans(pools, plans, host, accelerator, parse_node(facts), configs, revisions, indexes)
+        fitted = calibrations_of(pools)
+        found = replica_plans(pools, plans, host, accelerator, parse_node(facts), configs, revisions, indexes, fitted)
     except PlanError as error:
         return Preview(f"{host}: {error}\n", assumed=assumed, problem=f"{host}: {error}")
     values = [plan.to_dict() for plan in found]

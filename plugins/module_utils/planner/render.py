@@ -120,6 +120,8 @@ def pool(plan: Mapping[str, Any]) -> str:
     out += _line("max_model_len", _value(plan["max_model_len"]), reasons.get("max_model_len", ""))
     for name in ("queue", "max_in_flight"):
         out += _line(name, _value(plan["admission"][name]), reasons.get(f"admission.{name}", ""))
+    rate = plan["admission"]["requests_per_s"]
+    out += _line("requests_per_s", _value(rate) if rate else "-", reasons.get("admission.requests_per_s", ""))
     out += _line("body_limit_bytes", _value(plan["body_limit_bytes"]), reasons.get("body_limit_bytes", ""))
     for name in ("drain_s", "longest_silent_prefill_s", "gateway_read_s", "wedged_after_s"):
         out += _line(name, _value(plan["times"][name]), reasons.get(f"times.{name}", ""))

@@ -12,6 +12,7 @@ from typing import Any
 from ansible_collections.metal.serve.plugins.module_utils.common.sizes import GIB, MIB, format_size, parse_size
 from ansible_collections.metal.serve.plugins.module_utils.planner import batching, kv, memory, weights
 from ansible_collections.metal.serve.plugins.module_utils.planner.batching import DOC, mapping, number, parse_workload
+from ansible_collections.metal.serve.plugins.module_utils.planner.constants import EngineConstants, from_dict
 from ansible_collections.metal.serve.plugins.module_utils.planner.engine_plan import (
     EnginePlan,
     Target,
@@ -203,8 +204,27 @@ def _multi_node(job: Job) -> dict[str, Any] | None:
     }
 
 
+def calibration_of(pool: str, values: Any) -> EngineConstants | None:
+    """Return the constants of a pool's calibration, None where it has none. Raises PlanError naming pool and key."""
+    if values is None:
+        return None
+    if not isinstance(values, Mapping):
+        raise PlanError(
+            f"metalserve_pools.{pool}.calibration holds no JSON object; make it with scripts/plan --calibrate."
+        )
+    try:
+        return from_dict(values)
+    except PlanError as error:
+        raise PlanError(f"metalserve_pools.{pool}.{error}") from None
+
+
 def _gpu_plan(
-    job: Job, node: Node, place: Placement, shape: ModelShape, index_bytes: int | None
+    job: Job,
+    node: Node,
+    place: Placement,
+    shape: ModelShape,
+    index_bytes: int | None,
+    fitted: EngineConstants | None,
 ) -> tuple[EnginePlan, dict[str, Any]]:
     """Return the engine's plan on its GPUs and the memory part of the ReplicaPlan."""
     plan, pool = job.plan, job.pool
@@ -225,6 +245,7 @@ def _gpu_plan(
         available=len(node.gpus) * len(job.members),
         where=where,
         index_bytes=index_bytes,
+        calibration=fitted,
     )
     batch = batching.Batching(
         max_num_batched_tokens=int(plan["batching"]["max_num_batched_tokens"]),
@@ -250,12 +271,13 @@ def replica_plans(
     configs: Mapping[str, Any],
     revisions: Mapping[str, str],
     indexes: Mapping[str, int] | None = None,
+    calibrations: Mapping[str, Any] | None = None,
 ) -> list[ReplicaPlan]:
     """Return the plans of all engines of ``host``, in the order of the pools.
 
     ``configs`` maps a model's name to its config.json, ``indexes`` to the total_size of its safetensors index where it
-    has one; a replica whose model is in neither is left out (but keeps its GPUs). Raises PlanError with what cannot
-    fit and the ways out.
+    has one; a replica whose model is in neither is left out (but keeps its GPUs). ``calibrations`` maps a pool to constants as
+    ``scripts/plan --calibrate`` wrote them. Raises PlanError with what cannot fit and the ways out.
     """
     jobs = jobs_of(pools, pool_plans, host)
     demands = [(str(job.replica["replica"]), job.gpus) for job in jobs]
@@ -286,11 +308,15 @@ def replica_plans(
             at = Placement((), None, "", "", "")
         else:
             at = places[name]
-            engine, numbers = _gpu_plan(job, node, at, shape, (indexes or {}).get(plan["model"]))
+            fitted = calibration_of(pool, (calibrations or {}).get(pool))
+            engine, numbers = _gpu_plan(job, node, at, shape, (indexes or {}).get(plan["model"]), fitted)
             settings, reasons, environment = engine.settings, dict(engine.reasons), {}
             reasons["gpus"] = at.reason
+            if fitted:
+                reasons["memory.weights_gib"] += "; constants from the pool's calibration"
             warnings = [*at.warnings, *engine.warnings]
             need = GPU_PROCESS_BYTES * max(1, job.gpus)
+        reasons.setdefault("settings.max_model_len", plan["reasons"].get("max_model_len", "the pool's context"))
         container, why = _container(pool, job.spec, node, len(jobs), need, job.gpus, plan["times"]["container_stop_s"])
         reasons.update(why)
         plans.append(

@@ -253,7 +253,9 @@ PARTS = (
     "plugins/modules/validate_inventory.py",
     "plugins/module_utils/__init__.py",
     "plugins/module_utils/common",
+    "plugins/module_utils/engines",
     "plugins/module_utils/inventory",
+    "plugins/module_utils/planner",
 )
 
 

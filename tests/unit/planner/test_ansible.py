@@ -16,6 +16,7 @@ from ansible.module_utils import basic
 from ansible.module_utils.testing import patch_module_args
 
 from ansible_collections.metal.serve.plugins.filter import plans as filters
+from ansible_collections.metal.serve.plugins.module_utils.planner import constants
 from ansible_collections.metal.serve.plugins.module_utils.planner.pools import pool_plans
 from ansible_collections.metal.serve.plugins.module_utils.planner.presets import example_node
 from ansible_collections.metal.serve.plugins.module_utils.planner.preview import preview
@@ -186,3 +187,40 @@ def test_every_link_into_the_documentation_leads_somewhere() -> None:
     assert len(used) > 20
     assert used <= anchors
     assert anchors - used <= {"memory", "error"} | used
+
+
+def test_a_pool_s_calibration_reaches_its_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    base = constants.ENGINES[constants.FALLBACK].to_dict()
+    path = tmp_path / "h200.json"
+    path.write_text(json.dumps({**base, "activation_mib": base["activation_mib"] + 1024}), encoding="utf-8")
+    pools = {"short": pool(calibration=str(path))}
+    values = filters.pool_calibrations(pools)
+    shown = preview(pools, plans(pools), MODELS, "node-a", "nvidia", 8, str(tmp_path))
+    plain = preview({"short": pool()}, plans({"short": pool()}), MODELS, "node-a", "nvidia", 8, str(tmp_path))
+    calibrated, guessed = shown.plans[0]["memory"], plain.plans[0]["memory"]
+    assert calibrated["activation_gib"] == pytest.approx(guessed["activation_gib"] + 1, abs=0.01)
+    assert calibrated["kv_cache_tokens"] < guessed["kv_cache_tokens"]
+    assert "calibration" in shown.plans[0]["reasons"]["memory.weights_gib"]
+    assert values["short"]["version"] == base["version"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "there is no such file"),
+        ("[]", "metalserve_pools.short.calibration holds no JSON object"),
+        ('{"version": "0.26.0", "nonsense": 1}', "metalserve_pools.short.calibration: nonsense is no constant"),
+        ("{", "cannot be read as JSON"),
+    ],
+)
+def test_a_wrong_calibration_is_named(tmp_path: Path, content: str | None, words: str) -> None:
+    path = tmp_path / "h200.json"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    pools = {"short": pool(calibration=str(path))}
+    assert words in preview(pools, plans(pools), MODELS, "node-a", "nvidia", 8, str(tmp_path)).problem
+
+
+def test_the_rate_follows_from_the_load() -> None:
+    assert plans({"short": pool(workload={"qps": 50})})[0]["admission"]["requests_per_s"] == 100
+    assert plans({"short": pool(workload={})})[0]["admission"]["requests_per_s"] == 0

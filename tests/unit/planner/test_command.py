@@ -185,7 +185,7 @@ def test_presets_have_golden_plans(name: str, capsys: pytest.CaptureFixture[str]
     assert code == 0
     golden = FIXTURES / "plans" / f"{name}.json"
     assert canonical_json(json.loads(out)) == golden.read_text(encoding="utf-8"), (
-        f"the plan of {name} changed; if that is meant: scripts/plan --preset {name} --json, keys sorted, to {golden}"
+        f"the plan of {name} changed; if that is meant: scripts/plan --preset all --out {golden.parent}"
     )
 
 
