@@ -162,9 +162,9 @@ class Sglang(Adapter):
         if name in OWNED:
             raise EngineError(f"{where}: this is derived from the inventory and cannot be set here")
         version = ".".join(str(part) for part in version_of(context.replica["engine_version"]))
-        options: Mapping[str, Known] = lint.known("sglang", version)
-        if name in (options or OWN):
-            off = value is False and name in options and not options[name].negatable
+        catalogue: Mapping[str, Known] = lint.known("sglang", version)
+        if name in (catalogue or OWN):
+            off = value is False and name in catalogue and not catalogue[name].negatable
             return [] if off else [Option(name.replace("_", "-"), value, why)]
         answer = features.instead("sglang", version, name)
         raise EngineError(f"{where}: not known for SGLang{f'; {answer}' if answer else nearest(name, [*NAMES, *OWN])}")
