@@ -217,6 +217,8 @@ def _wanted_type(default: Any, value: Any) -> str:
     """Return what ``value`` should have been, judged by the default's type; empty where it is right."""
     if default is None:
         return ""
+    if isinstance(default, bool):
+        return "" if isinstance(value, bool) else "true or false"
     for kind, wanted in (((int, float), "a number"), (str, "a text"), (list, "a list"), (dict, "a mapping")):
         if isinstance(default, kind):
             right = isinstance(value, kind) and not isinstance(value, bool)

@@ -145,6 +145,7 @@ def test_a_waived_failure_does_not_fail_and_is_counted_as_waived() -> None:
         ({"driver_minimun": "1"}, "driver_minimun: no such policy key; did you mean driver_minimum?"),
         ({"bar1_minimum_mib": "256"}, "bar1_minimum_mib: '256' is not a number"),
         ({"bar1_minimum_mib": True}, "bar1_minimum_mib: True is not a number"),
+        ({"model_deep": 1}, "model_deep: 1 is not true or false"),
         ({"expected": {"gpu": 8}}, "expected.gpu: no such policy key; did you mean expected.gpus?"),
         ({"expected": "engine"}, "expected: 'engine' is not a mapping"),
         ({"waivers": [{"id": "a.b", "until": "2027-01-31"}]}, "waivers[0].reason: missing"),

@@ -267,13 +267,15 @@ def streaming_unbuffered(facts: HostFacts, policy: Policy) -> Finding:
 def time_chain(facts: HostFacts, policy: Policy) -> Finding:
     wrong, dark = [], []
     silent, idle_limit = policy["expected"]["longest_silent_prefill_s"], policy["expected"]["engine_keepalive_s"]
+    # Where Lua chooses the peer it sets the times too, from the same plan; nginx -T does not show them.
+    in_lua = bool(find_directives(facts.nginx.config or [], "balancer_by_lua_block", "balancer_by_lua_file"))
     for location, force in proxied(facts):
         read = seconds(first(force["proxy_read_timeout"])) if "proxy_read_timeout" in force else 60.0
         if read is None:
             dark.append(f"{place(location)}: proxy_read_timeout is not a plain time")
-        elif "proxy_read_timeout" not in force:
+        elif "proxy_read_timeout" not in force and not (in_lua and "$" in first(force.get("proxy_pass"))):
             wrong.append(f"{place(location)}: proxy_read_timeout is nginx's default of 60 s")
-        elif silent is not None and read <= silent:
+        elif "proxy_read_timeout" in force and silent is not None and read <= silent:
             wrong.append(f"{place(location)}: reads for {read:g} s, a prefill may be silent for {silent:g} s")
     for one in upstreams(facts):
         idle = one.child("keepalive_timeout")

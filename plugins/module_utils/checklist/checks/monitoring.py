@@ -11,7 +11,9 @@ from typing import Any, Optional
 from ansible_collections.metal.serve.plugins.module_utils.checklist.checks.support import (
     Policy,
     by_one,
+    content_of,
     not_read,
+    part,
     unread,
     worst,
 )
@@ -28,7 +30,6 @@ from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import 
 from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import ABSENT
 from ansible_collections.metal.serve.plugins.module_utils.telemetry.contract import (
     ExpressionError,
-    metric_names,
     missing_metrics,
     selectors,
 )
@@ -172,15 +173,15 @@ def _tight(rule: Rule, alert: Mapping[str, Any]) -> bool:
     source="reports: panels empty after gpu_cache_usage_perc became kv_cache_usage_perc",
 )
 def metric_contract(facts: HostFacts, policy: Policy) -> Finding:
-    sources = [
-        (rule.name, rule.expr) for rule in [*(facts.monitoring.rules or []), *(facts.monitoring.rules_in_files or [])]
-    ]
-    sources += [(path, one) for path, found in facts.monitoring.dashboards.items() for one in found]
+    loaded, on_disk = facts.monitoring.rules or [], facts.monitoring.rules_in_files or []
+    sources = [rule.expr for rule in (*loaded, *on_disk)]
+    sources += [one for found in facts.monitoring.dashboards.values() for one in found]
     if not sources:
         return _no_rules(facts)
-    readable = [(name, one) for name, one in sources if _names(one) is not None]
-    scrapes = {name for scrape in facts.monitoring.scrapes for name in scrape.metrics or []}
     asked = facts.monitoring.metric_names
+    odd = [one for one in sources if not _readable(one)]
+    readable = [one for one in sources if one not in odd and (asked is not None or not _elsewhere(one, facts))]
+    scrapes = {name for scrape in facts.monitoring.scrapes for name in scrape.metrics or []}
     known = scrapes | set(asked or [])
     if not known:
         return unknown(
@@ -189,20 +190,22 @@ def metric_contract(facts: HostFacts, policy: Policy) -> Finding:
     recorded = {rule.name for rule in rules(facts) if rule.kind == "recording"}
     later = re.compile("|".join(policy["metrics_with_the_first_event"]) or r"(?!)")
     # Without Prometheus' own list only families that an exporter here speaks of can be judged.
-    families = {_family(name) for name in known}
+    families = {_family(name) for name in known | recorded}
     missing, dark = set(), set()
-    for one in missing_metrics([one for _name, one in readable], _scrape(known), recorded=recorded):
+    for one in missing_metrics(readable, _scrape(known), recorded=recorded):
         if later.fullmatch(one.name):
             continue
         if asked is not None or _family(one.name) in families:
             missing.add(str(one))
-        elif one.name not in _own_words(recorded):
+        else:
             dark.add(str(one))
     if missing:
         listed = sorted(missing)
         return failed(f"missing: {', '.join(listed)}", "every name in a scrape", *listed)
     if dark:
         return unknown(f"no exporter was read that would have {', '.join(sorted(dark)[:8])}", "every name in a scrape")
+    if odd:
+        return unknown(f"not PromQL: {' '.join(odd[0].split())[:120]}", "every name in a scrape")
     return passed(f"{len(readable)} expressions", "every name in a scrape")
 
 
@@ -212,15 +215,21 @@ def _no_rules(facts: HostFacts) -> Finding:
     return not_applicable("no rule and no dashboard on this host")
 
 
-def _own_words(recorded: set[str]) -> set[str]:
-    return {"up", "ALERTS", "ALERTS_FOR_STATE", *recorded}
-
-
-def _names(expression: str) -> Optional[tuple[str, ...]]:
+def _readable(expression: str) -> bool:
     try:
-        return metric_names(expression)
+        selectors(expression)
     except ExpressionError:
-        return None
+        return False  # monitoring.rules_can_fire names it
+    return True
+
+
+def _elsewhere(expression: str, facts: HostFacts) -> bool:
+    """Tell whether an expression asks for engines of another kind than those whose scrapes are at hand."""
+    kinds = {str(part(content_of(one), "engine").get("kind")) for one in facts.metalserve.engines or []}
+    wanted = {
+        label[2] for one in selectors(expression) for label in one.labels if label[0] == "kind" and label[1] == "="
+    }
+    return bool(kinds and wanted) and not kinds & wanted
 
 
 def _family(name: str) -> str:
