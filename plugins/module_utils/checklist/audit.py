@@ -20,7 +20,9 @@ from ansible_collections.metal.serve.plugins.module_utils.hardware.collect impor
     LiveSource,
     collect,
 )
+from ansible_collections.metal.serve.plugins.module_utils.hardware.registry import PROBES
 
+DEEP_TIMEOUT = 3600.0
 __all__ = ["REGISTRY", "Audited", "areas_of", "audit", "checks", "policy_of"]
 
 
@@ -63,11 +65,14 @@ def audit(
 ) -> Audited:
     """Read ``source`` (None: this machine, or a snapshot's folder) once and judge it. Changes nothing.
 
-    ``host`` is its name in reports and waivers; empty: what it calls itself. ``timeout`` bounds the reading, in seconds.
+    ``host`` is its name in reports and waivers; empty: what it calls itself. ``timeout`` bounds the reading, in seconds
+    (an hour where the policy asks for ``model_deep``).
     Raises SnapshotError where a folder is none.
     """
     began = time.monotonic()
-    collected = collect(source, timeout=timeout)
+    if policy["model_deep"]:
+        timeout = max(timeout, DEEP_TIMEOUT)
+    collected = collect(source, PROBES if policy["model_deep"] else None, timeout)
     name = host or collected.facts.host.hostname or "unnamed"
     verdicts = judge(collected.facts, policy, name, tuple(areas))
     return Audited(name, verdicts, collected, round(time.monotonic() - began, 3))

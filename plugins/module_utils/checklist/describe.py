@@ -1,6 +1,6 @@
 # Copyright: the Metalserve authors
 # SPDX-License-Identifier: Apache-2.0
-"""Makes schemas/policy.json, schemas/verdicts.json and the table of checks in docs/audit.md from the code.
+"""Makes schemas/policy.json, schemas/verdicts.json, docs/checks.md and the table of checks in docs/audit.md from the code.
 
 With ``collections/`` on the path, run this file as a module with the repository's root as its argument to write them; a
 test compares.
@@ -14,6 +14,7 @@ from typing import Any, Optional
 
 from ansible_collections.metal.serve.plugins.module_utils.checklist.audit import REGISTRY
 from ansible_collections.metal.serve.plugins.module_utils.checklist.model import SEVERITIES, VERDICTS
+from ansible_collections.metal.serve.plugins.module_utils.checklist.page import checks_markdown
 from ansible_collections.metal.serve.plugins.module_utils.checklist.policy import DEFAULT_POLICY, SAYS
 from ansible_collections.metal.serve.plugins.module_utils.checklist.report import WAIVED
 from ansible_collections.metal.serve.plugins.module_utils.common.files import canonical_json, write_atomic
@@ -169,6 +170,7 @@ def main(arguments: Optional[list[str]] = None) -> int:
     with open(page, encoding="utf-8") as stream:
         text = stream.read()
     write_atomic(page, with_table(text))
+    write_atomic(os.path.join(words[0], "docs", "checks.md"), checks_markdown())
     write_atomic(os.path.join(words[0], "schemas", "policy.json"), canonical_json(policy_schema()))
     write_atomic(os.path.join(words[0], "schemas", "verdicts.json"), canonical_json(verdicts_schema()))
     return 0

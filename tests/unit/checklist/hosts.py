@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,9 +26,9 @@ SMI = "commands/nvidia-smi_-q_-x.txt"
 ROOT = "files/var/lib/metalserve"
 CONTAINER = "c0ffee" + "0" * 58
 GPUS = [f"GPU-00000000-0000-0000-0000-00000000000{number}" for number in (1, 2)]
-ABSENT = ("docker_client_environment", "chrony", "rpm", "dnf_versionlock", "secure_boot_none", "prometheus", "selinux",
+ABSENT = ("docker_client_environment", "chrony", "rpm", "dnf_versionlock", "prometheus", "selinux",
           "prometheus_files", "dashboards", "rdma_devices", "model_hashes", "fabric_manager_log", "nginx", "access_logs",
-          "cpu_governors", "virtualization_none", "engine_progress")  # fmt: skip
+          "cpu_governors", "engine_progress")  # fmt: skip
 LIMITS = """Limit                     Soft Limit           Hard Limit           Units
 Max locked memory         unlimited            unlimited            bytes
 Max open files            1048576              1048576              files
@@ -97,7 +98,7 @@ def inspect(**changed: Any) -> dict[str, Any]:
             "MemorySwap": int(arguments["memory_swap"]),
             "CpusetCpus": arguments["cpuset_cpus"],
             "CpusetMems": "0",
-            "ShmSize": arguments["shm_size"] and int(arguments["shm_size"]),
+            "ShmSize": int(arguments["shm_size"]),
             "IpcMode": arguments["ipc_mode"],
             "Init": True,
             "Privileged": False,
@@ -123,8 +124,6 @@ def smi(text: str = "") -> str:
         "<used_memory>130000 MiB</used_memory></process_info></processes>"
     )
     recorded = text or _recorded()[SMI]
-    import re  # noqa: PLC0415
-
     return re.sub(r"<processes>.*?</processes>", worker, recorded, flags=re.DOTALL)
 
 
@@ -211,14 +210,15 @@ def scrape(running: int = 0, waiting: int = 0, tokens: int = 10) -> str:
     )
 
 
-def index(*absent: str, **states: Any) -> str:
-    """Return an index: the recorded one, these probes seen to be absent, and ``probe=state`` for others."""
+def index(masked_as: bool = False, files: Any = None, **states: Any) -> str:
+    """Return the healthy node's index; ``probe=state`` changes one, ``collected_at=None`` leaves the time out."""
     found = json.loads(_recorded()["index.json"])
-    found["probes"].update({name: "absent" for name in absent if "_none" not in name})
-    found["probes"]["gpu_processes"] = "ok"
-    found["probes"]["clock"] = "ok"
+    found["masked"] = masked_as
+    found["probes"].update(dict.fromkeys(ABSENT, "absent"))
+    found["probes"].update({"gpu_processes": "ok", "clock": "ok"})
+    at = states.pop("collected_at", found["collected_at"])
     found["probes"].update(states)
-    return json.dumps({name: value for name, value in found.items() if value is not None})
+    return json.dumps({**found, "collected_at": at, "files": files or {}})
 
 
 def engine_node() -> dict[str, str]:
@@ -295,7 +295,7 @@ def engine_node() -> dict[str, str]:
         "commands/systemd-detect-virt.txt": "none\n",
         "listings/adjtimex.txt": "state=0\nstatus=8193\nmaxerror_us=1\nesterror_us=1\n",
         **{f"disks/{place}.txt": df(path) for place, path in (("root", "/"), ("var/lib/docker", "/var/lib/docker"))},
-        "index.json": index(*ABSENT),
+        "index.json": index(),
     }  # fmt: skip
 
 

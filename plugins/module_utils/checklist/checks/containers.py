@@ -39,7 +39,7 @@ from ansible_collections.metal.serve.plugins.module_utils.checklist.model import
 )
 from ansible_collections.metal.serve.plugins.module_utils.common.sizes import GIB, format_size, parse_size
 from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import UNLIMITED, Container, Engine, HostFacts
-from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import ABSENT
+from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import ABSENT, OK
 
 ENGINE = ("engine",)
 REDEPLOY = "redeploy it (playbooks/redeploy.yml)"
@@ -152,7 +152,7 @@ def gpu_runtime(facts: HostFacts, policy: Policy) -> Finding:
         return absence
     docker = facts.docker
     number = version(docker.version or "")[:2]
-    if len(number) < 2 or docker.daemon_json is None or facts.probe("docker_info").state != "ok":
+    if len(number) < 2 or docker.daemon_json is None or facts.probe("docker_info").state != OK:
         return not_read(facts, "docker_version", "docker_info", "docker_daemon_json")
     runtimes = docker.daemon_json.get("runtimes")
     has_runtime = "nvidia" in docker.runtimes or (isinstance(runtimes, dict) and "nvidia" in runtimes)
@@ -549,6 +549,8 @@ def differences(facts: HostFacts, engine: Engine, containers: list[Container]) -
     Hashes prove sameness only: where names and addresses are stand-ins, other hashes say nothing.
     """
     release, content = current_release(engine), content_of(engine)
+    if release is None and engine.current and facts.probe("engines").state == OK:
+        return [f"the current release {engine.current[:12]} is not there"], []
     if release is None or release.release is None or not content:
         return [], [f"release {(engine.current or 'current')[:12]} could not be read{_because(release)}"]
     wrong = [

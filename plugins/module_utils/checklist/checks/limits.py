@@ -19,7 +19,7 @@ from ansible_collections.metal.serve.plugins.module_utils.checklist.model import
     unknown,
     warned,
 )
-from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import UNLIMITED, HostFacts
+from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import UNLIMITED, HostFacts, find_directives
 from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import ABSENT, NOT_COLLECTED
 
 ENGINE = ("engine",)
@@ -93,7 +93,8 @@ def service_nofile(facts: HostFacts, policy: Policy) -> Finding:
     tags=("runtime",),
     why="8 MiB of locked memory makes RDMA registration fail, and NCCL falls back to TCP without a word; a thousand million "
     "open files make nvidia-smi in a container take 24 s",
-    remedy="LimitMEMLOCK=infinity and a bounded LimitNOFILE in a drop-in of docker.service; effective after a drained restart",
+    remedy="a bounded LimitNOFILE in a drop-in of docker.service, effective after a drained restart; with RDMA also "
+    "LimitMEMLOCK=infinity there (engines of this bundle bring their own memlock)",
     source="reports: ibv_reg_mr ENOMEM under dockerd's 8 MiB; RLIMIT_NOFILE of 1,073,741,816",
 )
 def dockerd(facts: HostFacts, policy: Policy) -> Finding:
@@ -133,11 +134,15 @@ def uses_rdma(facts: HostFacts, policy: Policy) -> Optional[bool]:
     source="https://nginx.org/en/docs/ngx_core_module.html#worker_rlimit_nofile",
 )
 def nginx_nofile(facts: HostFacts, policy: Policy) -> Finding:
-    limits = facts.limits.processes.get("nginx")
-    if limits is None or limits.nofile_soft is None:
-        if facts.probe("nginx").state == ABSENT:
-            return not_applicable("no nginx on this host")
-        return not_read(facts, "process_limits")
+    limits, config = facts.limits.processes.get("nginx"), facts.nginx.config
+    if facts.probe("nginx").state == ABSENT:
+        return not_applicable("no nginx on this host")
+    if limits is None or limits.nofile_soft is None or config is None:
+        return not_read(facts, "process_limits", "nginx")
+    own = [one.args[0] for one in find_directives(config, "worker_rlimit_nofile") if one.args]
+    if own and limits.nofile_soft <= policy["nofile_maximum"]:
+        # The workers set it themselves; gateway.worker_connections judges whether it is enough.
+        return passed(f"worker_rlimit_nofile {own[-1]}", f"at most {policy['nofile_maximum']}")
     return judge_nofile(limits.nofile_soft, policy, "nginx")
 
 

@@ -29,10 +29,10 @@ STAT = ("size", "mtime_ns", "ctime_ns", "inode")
     title="Model files are those that arrived",
     severity="critical",
     applies_to=("engine",),
-    tags=("models",),
     why="an overwritten, cut-off or half downloaded file gives garbage while health is green; size, times and inode show that "
     "a file was touched, SHA-256 (policy model_deep) whether its content changed",
-    remedy="a revision is never edited: remove it and its manifest, and let it arrive again",
+    remedy="a revision is never edited: take the node out, remove the revision and its manifest, and let it arrive again "
+    "(site.yml --tags models brings what is missing and stops at what differs)",
     source="reports: a blob of 7.1 GB under the name of one of 3.1 GB; an interrupted download reused",
 )
 def model_manifest(facts: HostFacts, policy: Policy) -> Finding:

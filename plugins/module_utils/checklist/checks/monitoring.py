@@ -12,6 +12,7 @@ from ansible_collections.metal.serve.plugins.module_utils.checklist.checks.suppo
     Policy,
     by_one,
     content_of,
+    desired_out,
     not_read,
     part,
     unread,
@@ -50,7 +51,7 @@ def needs_rules(function: CheckFunction) -> CheckFunction:
         # No rule at all may be a file that could not be read: only a machine without Prometheus has none by right.
         if facts.probe("prometheus").state == ABSENT and facts.probe("prometheus_files").state == ABSENT:
             return not_applicable("no Prometheus on this host")
-        if unread(facts, "prometheus", "prometheus_files") or facts.monitoring.rules is None:
+        if facts.monitoring.rules is None:
             return not_read(facts, "prometheus", "prometheus_files")
         return failed("Prometheus has loaded no rule", "the rules of this bundle")
 
@@ -102,7 +103,7 @@ def exporters(facts: HostFacts, policy: Policy) -> Finding:
 def _expected_exporters(facts: HostFacts, policy: Policy) -> list[str]:
     """Return what must answer here: by the declared roles, else by what is seen (engines, nginx, a monitor)."""
     roles = policy["expected"]["roles"]
-    engines = [one.replica for one in facts.metalserve.engines or []]
+    engines = [one.replica for one in facts.metalserve.engines or [] if not desired_out(one)]
     names = ["node"] if roles or engines or facts.nginx.config or facts.monitoring.rules else []
     if "engine" in roles or engines:
         names += ["agent", *engines]
@@ -167,7 +168,6 @@ def _tight(rule: Rule, alert: Mapping[str, Any]) -> bool:
     title="Every metric that a rule or dashboard uses exists",
     severity="major",
     applies_to=("monitor", "engine"),
-    tags=TAGS,
     why="a rule on a metric that was renamed does not fail: it is silent for ever, and a panel is empty",
     remedy="use the names of the pinned engine version (scripts/metric-contract lists what is missing)",
     source="reports: panels empty after gpu_cache_usage_perc became kv_cache_usage_perc",
@@ -249,7 +249,6 @@ def _scrape(names: set[str]) -> Scrape:
     title="Every rule can fire",
     severity="major",
     applies_to=("monitor",),
-    tags=TAGS,
     why="a rule that is not PromQL, that Prometheus cannot evaluate, or that compares a share with 90 is an alarm without a bell",
     remedy="mend the expression; promtool test rules shows whether it fires",
     source='reports: absent(x{l="v"}) and absent(y) never fires; thresholds in the wrong unit',

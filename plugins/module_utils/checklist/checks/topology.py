@@ -62,9 +62,8 @@ def balancing(facts: HostFacts, policy: Policy) -> Finding:
     title="Engine containers may use CPUs near their GPUs",
     severity="major",
     applies_to=ENGINE,
-    tags=("engines",),
     why="a cpuset without a CPU near the GPU sends every copy across sockets and silently disables NUMA binding",
-    remedy="let the plan set cpuset and mems from the GPU's NUMA node, and redeploy",
+    remedy="let the plan set cpuset and mems from the GPU's NUMA node, and redeploy (playbooks/redeploy.yml)",
     source="reports: a container cpuset disabled NUMA binding",
 )
 @needs_gpus
