@@ -31,6 +31,11 @@ def expected_of(
         "gateways": _addresses(groups.get("gateways", []), variables),
         "monitors": _addresses(groups.get("monitors", []), variables),
     }
+    times = [plan["times"] for plan in plans if isinstance(plan.get("times"), Mapping)]
+    for name, worst in (("engine_keepalive_s", min), ("longest_silent_prefill_s", max)):
+        values = [one[name] for one in times if isinstance(one.get(name), (int, float))]
+        if values and "gateway" in found["roles"]:
+            found[name] = worst(values)
     if "engine" not in found["roles"]:
         return found
     found["accelerator"] = str(own.get("metalserve_accelerator") or "nvidia")

@@ -67,6 +67,7 @@ DEFAULT_POLICY: dict[str, Any] = {
     "metrics_with_the_first_event": [
         "metalserve_check",
         "metalserve_audit_.*",
+        "metalserve_rotation_.*",
         "metalserve_gateway_.*",
         "metalserve_gpu_xid_.*",
         "metalserve_agent_errors_total",
