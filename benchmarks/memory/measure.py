@@ -6,9 +6,9 @@
 Each case writes a model folder (a shape's config.json and any tokenizer), starts vLLM with dummy weights, reads the
 start-up log until the engine has said its KV cache, its maximum concurrency and its memory use, and stops it. One JSON
 line a case goes to --out; a case that is there already is skipped, so an interrupted run goes on where it stopped.
-With several --gpu the cases are shared out, one engine on each GPU at a time; --preload imports vLLM once for all.
+With several --gpu the cases are shared out, one engine on each GPU at a time.
 
-    python3 benchmarks/memory/measure.py --tokenizer DIR --out memory.jsonl --gpu 0 --gpu 1 --preload
+    python3 benchmarks/memory/measure.py --tokenizer DIR --out memory.jsonl --gpu 0 --gpu 1
     python3 benchmarks/memory/measure.py --compare memory.jsonl        # predicted against reported, as a table
 """
 
@@ -68,79 +68,27 @@ def gpu_memory_used_mib(gpu: int) -> int:
     return int(subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout.strip())
 
 
-class Starter:
-    """Starts servers on one GPU: each as a command, or from one process that has imported vLLM (``preload``)."""
-
-    def __init__(self, gpu: int, architectures: list[str], preload: bool) -> None:
-        """Start the preloading process where it is wanted. Raises RuntimeError where it could not be used."""
-        self.environment = {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        self.server: subprocess.Popen[str] | None = None
-        self.children: list[subprocess.Popen[bytes]] = []
-        if preload:
-            command = [sys.executable, str(HERE / "fork_server.py"), *architectures]
-            self.server = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self.environment
-            )
-            if self.answer() != "READY":
-                raise RuntimeError("the preloading process could not be used; see its message above")
-
-    def answer(self) -> str:
-        """Return the preloading process's next word; what vLLM prints while it is imported is skipped."""
-        assert self.server is not None
-        assert self.server.stdout is not None
-        for line in self.server.stdout:
-            word = line.strip()
-            if word == "READY" or word.isdigit():
-                return word
-        return ""
-
-    def start(self, arguments: list[str], log: Path) -> int:
-        """Start a server that writes to ``log`` and return its process group."""
-        if self.server is None:
-            with log.open("ab") as out:
-                child = subprocess.Popen(
-                    [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments],
-                    stdout=out,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    env=self.environment,
-                )
-            self.children.append(child)
-            return child.pid
-        assert self.server.stdin is not None
-        self.server.stdin.write(json.dumps({"arguments": arguments, "log": str(log)}) + "\n")
-        self.server.stdin.flush()
-        return int(self.answer())
-
-    def running(self, group: int) -> bool:
-        """Return whether the first process of a server that was started here still runs."""
-        for child in self.children:
-            if child.pid == group:
-                return child.poll() is None
-        try:
-            os.kill(group, 0)
-        except ProcessLookupError:
-            return False
-        return True
-
-    def stop(self, group: int, gpu: int, idle_mib: int) -> None:
-        """End a server's whole process group and wait until the GPU's memory is as it was."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGKILL)
-        for _ in range(120):
-            if not self.running(group) and gpu_memory_used_mib(gpu) <= idle_mib + 64:
-                return
-            time.sleep(0.25)
-        raise SystemExit(f"GPU {gpu}: its memory was not free 30 s after the engine's end: somebody else holds it")
-
-    def close(self) -> None:
-        """End the preloading process."""
-        if self.server is not None and self.server.stdin is not None:
-            self.server.stdin.close()
-            self.server.wait(30)
+def start(arguments: list[str], gpu: int, log: Path) -> subprocess.Popen[bytes]:
+    """Start a server on one GPU in a session of its own; its output goes to ``log``."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments]
+    with log.open("wb") as out:
+        return subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
 
 
-def measure(case: dict[str, Any], gpu: int, starter: Starter, tokenizer: Path, log: Path, limit_s: float) -> Any:
+def stop(server: subprocess.Popen[bytes], gpu: int, idle_mib: int) -> None:
+    """End a server's whole process group and wait until the GPU's memory is as it was."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)
+    server.wait()
+    for _ in range(120):
+        if gpu_memory_used_mib(gpu) <= idle_mib + 64:
+            return
+        time.sleep(0.25)
+    raise SystemExit(f"GPU {gpu}: its memory was not free 30 s after the engine's end: somebody else holds it")
+
+
+def measure(case: dict[str, Any], gpu: int, tokenizer: Path, log: Path, limit_s: float) -> dict[str, Any]:
     """Run one case and return its record; ``error`` holds the engine's reason where it did not start."""
     shape = json.loads((HERE / "shapes" / f"{case['shape']}.json").read_text(encoding="utf-8"))
     idle_mib = gpu_memory_used_mib(gpu)
@@ -155,40 +103,34 @@ def measure(case: dict[str, Any], gpu: int, starter: Starter, tokenizer: Path, l
         for key, value in case["settings"].items():
             arguments += [f"--{key.replace('_', '-')}", str(value)]
         began = time.monotonic()
-        group = starter.start(arguments, log)
+        server = start(arguments, gpu, log)
         text = ""
         while time.monotonic() - began < limit_s:
-            ended = not starter.running(group)
-            text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+            ended = server.poll() is not None
+            text = log.read_text(encoding="utf-8", errors="replace")
             if ended or PATTERNS[LAST].search(text):
                 break
             time.sleep(0.25)
         record.update(values_in(text), seconds=round(time.monotonic() - began, 1))
         if LAST not in record:
             record["error"] = (FAULT.findall(text) or ["no answer within the limit, or the engine ended"])[-1]
-        starter.stop(group, gpu, idle_mib)
+        stop(server, gpu, idle_mib)
     return record
 
 
 def worker(gpu: int, todo: queue.SimpleQueue[Any], arguments: argparse.Namespace, began: float, said: Any) -> None:
     """Measure cases on one GPU until none is left, and hand each record to ``said``."""
-    archs = sorted({json.loads(f.read_text(encoding="utf-8"))["architectures"][0] for f in HERE.glob("shapes/*.json")})
-    starter = Starter(gpu, archs, arguments.preload)
-    try:
-        while True:
-            try:
-                case = todo.get_nowait()
-            except queue.Empty:
-                return
-            left = arguments.limit_s - (time.monotonic() - began)
-            if left < LEAST_S:
-                said({"name": case["name"], "error": f"not started, {left:.0f} s left", "skipped": True})
-                continue
-            log = arguments.out.parent / f"{case['name']}.log"
-            log.unlink(missing_ok=True)
-            said(measure(case, gpu, starter, arguments.tokenizer, log, left))
-    finally:
-        starter.close()
+    while True:
+        try:
+            case = todo.get_nowait()
+        except queue.Empty:
+            return
+        left = arguments.limit_s - (time.monotonic() - began)
+        if left < LEAST_S:
+            said({"name": case["name"], "error": f"not started, {left:.0f} s left", "skipped": True})
+            continue
+        log = arguments.out.parent / f"{case['name']}.log"
+        said(measure(case, gpu, arguments.tokenizer, log, left))
 
 
 def predicted(case: dict[str, Any]) -> dict[str, Any]:
@@ -239,7 +181,6 @@ def main() -> int:
     )
     parser.add_argument("--case", action="append", default=[], help="only this case (may be repeated)")
     parser.add_argument("--gpu", action="append", type=int, default=[], help="GPU index (may be repeated; default 0)")
-    parser.add_argument("--preload", action="store_true", help="import vLLM once per GPU and fork the servers")
     parser.add_argument("--limit-s", type=float, default=540.0, help="end no later than this (default 540)")
     parser.add_argument("--compare", type=Path, metavar="JSONL", help="print the table of a measured file, and end")
     arguments = parser.parse_args()

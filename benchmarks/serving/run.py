@@ -28,7 +28,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from pathlib import Path
@@ -275,36 +274,37 @@ def serve(arguments: argparse.Namespace) -> int:
             out.write(json.dumps(record) + "\n")
         print(time.strftime("%H:%M:%S"), json.dumps(record)[:400], flush=True)
 
-    with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder)
-        shutil.copy(shape, model / "config.json")
-        count = len(list(arguments.out.parent.glob(f"{arguments.name}-*.engine.log")))
-        log = arguments.out.parent / f"{arguments.name}-{count}.engine.log"
-        release = hashlib.sha256(json.dumps([arguments.shape, settings]).encode()).hexdigest()[:12]
-        started = arguments.cache / f"started-{release}"
-        warm = started.exists()
-        began = time.monotonic()
-        env = environment(arguments.cache, arguments.gpu)
-        engine = start(model, arguments.tokenizer, settings, env, arguments.port, log)
-        record = {"kind": "start", "engine": arguments.name, "gpu": arguments.gpu, "settings": settings, "warm": warm}
-        code = 0
-        try:
-            if arguments.load:
-                os.environ["CUDA_VISIBLE_DEVICES"] = ""
-                importlib.import_module("vllm.benchmarks.serve")
-            wait_ready(engine, arguments.port, arguments.start_limit_s)
-            started.touch()
-            record["start_s"] = round(time.monotonic() - began, 1)
-            say({**record, **values_in(log.read_text(encoding="utf-8", errors="replace"))})
-            for number, name in enumerate(arguments.load):
-                found = put(name, loads[name], arguments, arguments.tokenizer, 1000 * (number + 1))
-                code = code or int("error" in found)
-                say(found)
-        except RuntimeError as error:
-            say({**record, "error": str(error)})
-            code = 1
-        finally:
-            print(f"stopped in {stop(engine):.1f} s", flush=True)
+    # The same path at each start, as in a container: vLLM's compile cache is keyed by it.
+    model = arguments.cache / "model"
+    model.mkdir(parents=True, exist_ok=True)
+    shutil.copy(shape, model / "config.json")
+    count = len(list(arguments.out.parent.glob(f"{arguments.name}-*.engine.log")))
+    log = arguments.out.parent / f"{arguments.name}-{count}.engine.log"
+    release = hashlib.sha256(json.dumps([arguments.shape, settings]).encode()).hexdigest()[:12]
+    started = arguments.cache / f"started-{release}"
+    warm = started.exists()
+    began = time.monotonic()
+    env = environment(arguments.cache, arguments.gpu)
+    engine = start(model, arguments.tokenizer, settings, env, arguments.port, log)
+    record = {"kind": "start", "engine": arguments.name, "gpu": arguments.gpu, "settings": settings, "warm": warm}
+    code = 0
+    try:
+        if arguments.load:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+            importlib.import_module("vllm.benchmarks.serve")
+        wait_ready(engine, arguments.port, arguments.start_limit_s)
+        started.touch()
+        record["start_s"] = round(time.monotonic() - began, 1)
+        say({**record, **values_in(log.read_text(encoding="utf-8", errors="replace"))})
+        for number, name in enumerate(arguments.load):
+            found = put(name, loads[name], arguments, arguments.tokenizer, 1000 * (number + 1))
+            code = code or int("error" in found)
+            say(found)
+    except RuntimeError as error:
+        say({**record, "error": str(error)})
+        code = 1
+    finally:
+        print(f"stopped in {stop(engine):.1f} s", flush=True)
     return code
 
 

@@ -197,4 +197,11 @@ def test_batching_is_always_one_an_engine_takes(
         assert got.max_num_batched_tokens >= got.max_num_seqs >= 1
         assert got.max_in_flight == got.max_num_seqs + got.queue
         assert 1 <= got.queue <= 100
-        assert got.max_num_seqs <= 1024
+        assert got.max_num_seqs <= 384
+
+
+def test_many_requests_are_not_run_all_at_once() -> None:
+    load = batching.Workload(qps=100, prompt_mean=350, prompt_p95=350, output_mean=128, output_p95=128)
+    got = batching.decide(load, "nvidia", 1, 32768, 4000, {})
+    assert (got.max_num_batched_tokens, got.max_num_seqs) == (8192, 384)
+    assert "712, within 256..384" in got.reasons["settings.max_num_seqs"]
