@@ -26,7 +26,7 @@ docker run --name "$container" --label "metalserve.lab=$label" --network none --
     version=$1
     pip() { /opt/engine/bin/python "$(echo /mnt/pip-*.whl)/pip" install --disable-pip-version-check --no-input --no-cache-dir \
       --no-index --find-links /mnt --no-deps "$@"; }
-    pip --target /tmp/wheel --requirement /media/files/server.txt
+    pip --no-compile --target /tmp/wheel --requirement /media/files/server.txt
     # The stub of this server crashes on numpy 2.
     pip --upgrade --requirement /media/files/numpy.txt
     server=/tmp/wheel/pytriton/tritonserver
