@@ -240,7 +240,8 @@ def _cgroup(raw: Raw, facts: HostFacts) -> None:
     unified = raw.text("cgroup_controllers")
     if unified is not None and cgroup.version in (None, 2):
         cgroup.version, controllers = 2, unified.split()
-    cgroup.controllers = sorted(controllers) if cgroup.version is not None else None
+    said = cgroup.version == 1 or unified is not None  # mounts name the controllers of version 1 alone
+    cgroup.controllers = sorted(controllers) if said else None
     if cgroup.controllers is not None:
         cgroup.memory_limit = "memory" in cgroup.controllers
     if raw.state("cgroup_swap") == OK:

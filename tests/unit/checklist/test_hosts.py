@@ -58,7 +58,7 @@ def test_a_healthy_engine_node_is_green_and_really_judged() -> None:
     judged = {one.id for one in ALL.values() if "engine" in one.applies_to}
     assert judged - passed == {
         "gpu.free_memory", "host.kernel_cmdline", "monitoring.metric_contract", "numa.balancing", "topology.acs",
-        "topology.cpu_governor", "topology.iommu", "topology.transparent_hugepages",
+        "security.selinux", "topology.cpu_governor", "topology.iommu", "topology.transparent_hugepages",
     }  # fmt: skip
 
 
@@ -471,7 +471,7 @@ def monitor(inventory: str, **edits: str) -> dict[str, str]:
             {"data": {"activeTargets": [{"labels": {"job": "node"}, "health": "up"}]}}
         ),
         "files/etc/prometheus/rules/metalserve.yml": text,
-        "scrapes/node.prom": "node_cpu_seconds_total 1\n",
+        "scrapes/node.prom": "node_cpu_seconds_total 1\nnode_filesystem_avail_bytes 1\n",
     }
 
 

@@ -12,6 +12,7 @@ from typing import Any, Optional
 from ansible_collections.metal.serve.plugins.module_utils.checklist.checks.limits import judge_nofile, uses_rdma
 from ansible_collections.metal.serve.plugins.module_utils.checklist.checks.support import (
     Policy,
+    broke,
     by_one,
     content_of,
     current_release,
@@ -91,7 +92,7 @@ def api_version(facts: HostFacts, policy: Policy) -> Finding:
     desired = f"{docker.min_api_version} to {docker.api_version}"
     # A pin that nobody may read could be too old; the command's own version was then not asked with it.
     client = docker.client_pinned_api_version or docker.client_api_version
-    if not client:
+    if not client or (not docker.client_pinned_api_version and broke(facts, "docker_client_environment")):
         return not_read(facts, "docker_client", "docker_client_environment")
     if not version(client) or not version(docker.min_api_version):
         return unknown(f"client {client!r}, daemon {docker.min_api_version!r}: not a version", desired)
@@ -246,7 +247,7 @@ def _size(text: str) -> int:
 )
 @needs_engines
 def container_shm(facts: HostFacts, policy: Policy) -> Finding:
-    together = [one for one in running(facts) if tensor_parallel(facts, one, policy) > 1]
+    together = [one for one in running(facts) if (tensor_parallel(facts, one, policy) or 2) > 1]
     if not together:
         return not_applicable("no running engine uses more than one GPU")
 
@@ -259,6 +260,8 @@ def container_shm(facts: HostFacts, policy: Policy) -> Finding:
             return None
         split = tensor_parallel(facts, container, policy)
         size = format_size(container.shm_bytes)
+        if split is None:
+            return "unknown", f"{called(container)}: {size}; over how many GPUs it is split is not known"
         return "fail", f"{called(container)}: {size}, ipc {container.ipc_mode}, tensor parallel {split}"
 
     return worst(by_one(together, one), "ipc host, or >= 1 GiB", f"{len(together)} containers")

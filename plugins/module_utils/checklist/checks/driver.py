@@ -316,6 +316,8 @@ def fabric_manager(facts: HostFacts, policy: Policy) -> Finding:
     if not needs_fabric:
         if switches is None and not facts.gpus and not nothing_to_do:
             return not_read(facts, "pci_devices", "nvidia_smi")
+        if facts.gpus is None and unread(facts, "nvidia_smi") and not nothing_to_do:
+            return not_read(facts, "nvidia_smi")  # in a virtual machine it alone shows the fabric
         if (unit is not None and unit.active_state == "failed") or nothing_to_do:
             return not_applicable("no NVSwitch: the failed fabric manager unit has nothing to do; disable it")
         if switches is None and not states and any(gpu.fabric_state is None for gpu in facts.gpus or []):

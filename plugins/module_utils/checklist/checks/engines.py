@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Optional
 
 from ansible_collections.metal.serve.plugins.module_utils.checklist.checks.support import (
@@ -22,13 +21,11 @@ from ansible_collections.metal.serve.plugins.module_utils.checklist.checks.suppo
     worst,
 )
 from ansible_collections.metal.serve.plugins.module_utils.checklist.model import Finding, check, not_applicable
-from ansible_collections.metal.serve.plugins.module_utils.engines.catalogue import OPTIONS
+from ansible_collections.metal.serve.plugins.module_utils.engines.lint import known, lint
 from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import Engine, HostFacts
 from ansible_collections.metal.serve.plugins.module_utils.hardware.parse_services import progress_names, total
 
 ENGINE = ("engine",)
-# Triton's model.json holds vLLM's engine arguments.
-CATALOGUE = {"triton_vllm": "vllm"}
 Said = Optional[tuple[str, str]]
 
 
@@ -48,25 +45,21 @@ def config_known(facts: HostFacts, policy: Policy) -> Finding:
         kind, version = str(pinned.get("kind") or ""), str(pinned.get("version") or "")
         if release is None or not kind or not version:
             return "unknown", f"{engine.replica}: its release does not say kind and version of the engine"
-        settings = {**part(content_of(engine), "settings"), **(release.config or {})}
-        keys = sorted({str(key).lstrip("-").replace("-", "_") for key in settings})
-        if not keys:
+        chosen = {**part(content_of(engine), "settings"), **(release.config or {})}
+        settings = {str(key).lstrip("-").replace("-", "_"): value for key, value in chosen.items()}
+        if not settings:
             return "unknown", f"{engine.replica}: no configuration key could be read"
-        known = OPTIONS.get(CATALOGUE.get(kind, kind), {}).get(version, "").split()
-        if not known:
+        if not known(kind, version):
             # The engine refuses keys that it does not know: one that serves with them has taken them.
             taken = engine.health_status == "ok"
             return None if taken else ("unknown", f"{engine.replica}: no catalogue of options of {kind} {version}")
-        odd = [f"{key}{_near(key, known)}" for key in keys if key not in known]
-        return ("fail", f"{engine.replica}: {kind} {version} has no option {', '.join(odd)}") if odd else None
+        odd = [
+            f"{one.option}: {one.problem}{f' ({one.right})' if one.right else ''}"
+            for one in lint(kind, version, settings)
+        ]
+        return ("fail", f"{engine.replica}: {kind} {version}: {'; '.join(odd)}") if odd else None
 
     return worst(by_one(facts.metalserve.engines or [], one), "options of the pinned version", "all known")
-
-
-def _near(key: str, known: list[str]) -> str:
-    longer = [option for option in known if option.startswith(key)]
-    found = longer or difflib.get_close_matches(key, known, 1, 0.7)
-    return f" (nearest: {found[0]})" if found else ""
 
 
 @check(

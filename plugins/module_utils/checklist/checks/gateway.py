@@ -12,6 +12,7 @@ from typing import Optional
 
 from ansible_collections.metal.serve.plugins.module_utils.checklist.checks.support import (
     Policy,
+    broke,
     moment,
     not_read,
 )
@@ -418,10 +419,12 @@ def _is_name(peer: str) -> bool:
     source="docs/gateway.md",
 )
 def access_log_causes(facts: HostFacts, policy: Policy) -> Finding:
+    if facts.probe("nginx").state == ABSENT and not facts.nginx.access_log:
+        return not_applicable("no nginx on this host")
     if facts.nginx.access_log is None:
-        if facts.probe("nginx").state == ABSENT:
-            return not_applicable("no nginx on this host")
         return not_read(facts, "access_logs")
+    if facts.probe("access_logs").state == ABSENT:
+        return unknown("there is no access log to read")
     lines = facts.nginx.access_log
     unread_lines = [line for line in lines if parse_row(line) is None]
     causes = count_causes(lines, facts.nginx.error_log or [])
@@ -432,6 +435,8 @@ def access_log_causes(facts: HostFacts, policy: Policy) -> Finding:
         return warned(shown, "no row that an engine or the gateway's own settings made", *said)
     if unread_lines:
         return unknown(f"{len(unread_lines)} rows of another format than the gateway's", None, unread_lines[-1][:160])
+    if broke(facts, "error_logs"):
+        return not_read(facts, "error_logs")
     # What clients do, and load that was turned away (429, an engine's 503), is no fault of this host.
     return passed(shown or "no error rows", "no row that an engine or the gateway's own settings made", *said)
 

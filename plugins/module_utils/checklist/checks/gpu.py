@@ -53,8 +53,9 @@ def needs_peer_to_peer(facts: HostFacts, policy: Policy) -> Optional[bool]:
     expected = policy["expected"]
     if expected["peer_to_peer"] is not None:
         return bool(expected["peer_to_peer"])
-    if largest_tensor_parallel(facts, policy) <= 1:
-        return False
+    split = largest_tensor_parallel(facts, policy)
+    if split is None or split <= 1:
+        return None if split is None else False
     linked = has_nvlink(facts)
     return None if linked is None else not linked
 
@@ -171,7 +172,9 @@ def bar1_p2p(facts: HostFacts, policy: Policy) -> Finding:
     if found[0] or found[1]:
         (found[0] or found[1]).extend(bridges)
     if needed is None and found[1]:
-        return unknown("; ".join([*found[1], "whether peer-to-peer is needed is not known: no topology"]))
+        return unknown(
+            "; ".join([*found[1], "whether peer-to-peer is needed is not known (topology, tensor parallel size)"])
+        )
     return worst(
         found, "BAR1 >= frame buffer" + (" (peer-to-peer is needed)" if needed else ""), "BAR1 covers the memory"
     )

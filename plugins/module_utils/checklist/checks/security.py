@@ -130,6 +130,25 @@ def keys_in_inspect(facts: HostFacts, policy: Policy) -> Finding:
 
 
 @check(
+    "security.selinux",
+    title="SELinux enforces, where the system comes with it",
+    severity="minor",
+    why="permissive or off, a container that breaks out is held back by nothing of the system's own; on Debian and Ubuntu "
+    "that is AppArmor's part",
+    remedy="setenforce 1 and SELINUX=enforcing in /etc/selinux/config, after a look at the denials in the audit log",
+    source="https://docs.docker.com/engine/security/",
+)
+def selinux(facts: HostFacts, policy: Policy) -> Finding:
+    if facts.os.family is None:
+        return not_read(facts, "os_release")
+    if facts.os.family != "redhat":
+        return not_applicable(f"{facts.os.id} does not come with SELinux")
+    if facts.security.selinux is None:
+        return not_read(facts, "selinux")
+    return (passed if facts.security.selinux == "enforcing" else warned)(facts.security.selinux, "enforcing")
+
+
+@check(
     "security.engine_ports",
     title="Engine ports answer gateways and monitors alone",
     severity="critical",

@@ -23,7 +23,7 @@ from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import 
     HostFacts,
     Release,
 )
-from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import ABSENT, OK
+from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import ABSENT, NOT_COLLECTED, OK
 
 Policy = Mapping[str, Any]
 _Thing = TypeVar("_Thing")
@@ -42,6 +42,11 @@ def not_read(facts: HostFacts, *probes: str) -> Finding:
 def unread(facts: HostFacts, *probes: str) -> bool:
     """Tell whether one of ``probes`` was neither read nor seen to be absent: then nothing may pass."""
     return any(facts.probe(name).state not in (OK, ABSENT) for name in probes)
+
+
+def broke(facts: HostFacts, *probes: str) -> bool:
+    """Tell whether one of ``probes`` was tried and failed: a helper that a hand-made snapshot may do without."""
+    return any(facts.probe(name).state not in (OK, ABSENT, NOT_COLLECTED) for name in probes)
 
 
 def needs_gpus(function: CheckFunction) -> CheckFunction:
@@ -195,8 +200,11 @@ def by_one(
     return sorted_out["fail"], sorted_out["warn"], sorted_out["unknown"]
 
 
-def tensor_parallel(facts: HostFacts, container: Container, policy: Policy) -> int:
-    """Return over how many GPUs a container's model is split: by its release, its words, else as declared."""
+def tensor_parallel(facts: HostFacts, container: Container, policy: Policy) -> Optional[int]:
+    """Return over how many GPUs a container's model is split: by its release, its words, else as declared.
+
+    None where a container of this bundle says it in a release that could not be read.
+    """
     settings = part(content_of(engine_of(facts, container)), "settings")
     for name in ("tensor_parallel_size", "tp_size", "tp"):
         if isinstance(settings.get(name), int):
@@ -205,13 +213,17 @@ def tensor_parallel(facts: HostFacts, container: Container, policy: Policy) -> i
     match = re.search(r"(?:--tensor[-_]parallel[-_]size|--tp-size|--tp|-tp)[ =](\d+)", words)
     if match:
         return int(match.group(1))
-    return 1 if settings else int(policy["expected"]["tensor_parallel"] or 1)
+    declared = int(policy["expected"]["tensor_parallel"] or 1)
+    if replica_of(container) and not settings:
+        return declared if declared > 1 else None
+    return 1 if settings else declared
 
 
-def largest_tensor_parallel(facts: HostFacts, policy: Policy) -> int:
-    """Return the largest tensor parallel size that is declared for, or runs on, this host."""
+def largest_tensor_parallel(facts: HostFacts, policy: Policy) -> Optional[int]:
+    """Return the largest tensor parallel size that is declared for, or runs on, this host; None: not known."""
     sizes = [tensor_parallel(facts, one, policy) for one in engine_containers(facts) or []]
-    return max([int(policy["expected"]["tensor_parallel"] or 1), *sizes])
+    largest = max([int(policy["expected"]["tensor_parallel"] or 1), *(size for size in sizes if size is not None)])
+    return None if largest <= 1 and None in sizes else largest
 
 
 def moment(text: Optional[str]) -> Optional[datetime.datetime]:

@@ -119,11 +119,11 @@ def acs(facts: HostFacts, policy: Policy) -> Finding:
 
 def _talk_over_pcie(facts: HostFacts, policy: Policy) -> Optional[Finding]:
     """Return why ACS and IOMMU do not matter here, or that it is not known; None where GPUs talk over PCIe."""
-    if largest_tensor_parallel(facts, policy) <= 1:
+    split, linked = largest_tensor_parallel(facts, policy), has_nvlink(facts)
+    if split is not None and split <= 1:
         return not_applicable("tensor parallel 1: GPUs do not talk to each other")
-    linked = has_nvlink(facts)
-    if linked is None:
-        return not_read(facts, "nvidia_topology")
+    if linked is None or (split is None and not linked):
+        return not_read(facts, "nvidia_topology", "engines")
     return not_applicable("GPUs talk over NVLink") if linked else None
 
 
