@@ -92,6 +92,10 @@ local function check(replica)
     else
         note.misses, note.answers = note.misses + 1, 0
     end
+    if err == "connection refused" then
+        state.set_ill(id, "refused")
+    end
+    state.clear_suspicion(id)
     local reason, since = state.ill(id)
     if reason then
         -- A wedged engine may come to life by itself: its answers to waiting clients are proof enough.
@@ -104,9 +108,6 @@ local function check(replica)
             return state.set_well(id)
         end
         return
-    end
-    if err == "connection refused" then
-        return state.set_ill(id, "refused")
     end
     -- A busy engine may be slow to answer a probe; while its tokens come it is alive.
     if note.misses >= MISSES and ngx.now() - state.progress(id) > MISSES * pool.probe_interval_ms / 1000 then

@@ -298,17 +298,35 @@ function _M.retry()
     take(other)
 end
 
+-- Return a replica of another pool of the same model that holds the request, where it may go to another pool.
+local function of_another_pool(pool)
+    local need = tonumber(ngx.var.metalserve_tokens)
+    for _, other in ipairs(need and config.models[pool.served_name] or {}) do
+        if other ~= pool and other.max_model_len >= need and #state.eligible(other) > 0 then
+            return (least(state.eligible(other)))
+        end
+    end
+end
+
 -- Balancer phase: the chosen replica; after a failed connect, once, another one.
 function _M.balance()
     local id = ngx.var.metalserve_peer
     local replica = config.replicas[id]
     local pool = replica.pool
     if balancer.get_last_failure() then
-        state.set_ill(id, "connect failed")
+        -- Only the checker says what is observed; until it has looked, others are asked.
+        state.suspect(id)
         give_back()
-        replica = least(state.eligible(pool), id) or replica
+        local other = least(state.eligible(pool), id) or of_another_pool(pool)
+        if other and other.pool ~= pool then
+            leave_pool()
+            pool = other.pool
+            ngx.var.metalserve_pool, ngx.var.metalserve_counted = pool.name, pool.name
+            state.count(pool.counter, 1)
+        end
+        replica = other or replica
         take(replica)
-    elseif #state.eligible(pool) > 1 then
+    elseif #state.eligible(pool) > 1 or of_another_pool(pool) then
         balancer.set_more_tries(1)
     end
     balancer.set_timeouts(pool.connect_s, pool.send_s, pool.read_s)

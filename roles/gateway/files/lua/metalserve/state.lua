@@ -205,6 +205,20 @@ function _M.set_well(id)
     end
 end
 
+-- Note that a connect failed: until the checker has looked, the replica is asked only where there is no other.
+function _M.suspect(id)
+    if shared:add("suspect|" .. id, true) then
+        changed()
+    end
+end
+
+function _M.clear_suspicion(id)
+    if shared:get("suspect|" .. id) then
+        shared:delete("suspect|" .. id)
+        changed()
+    end
+end
+
 -- The moment of a replica's last sign of progress: a part of an answer, or a step of the engine's own counter.
 function _M.progress(id)
     return shared:get("progress|" .. id) or 0
@@ -234,11 +248,14 @@ function _M.eligible(pool)
     local list = lists[pool.name]
     if not list then
         list = {}
+        local suspects = {}
         for _, replica in ipairs(pool.servers) do
             if _M.is_in(replica) and not shared:get("ill|" .. replica.id) then
-                list[#list + 1] = replica
+                local kind = shared:get("suspect|" .. replica.id) and suspects or list
+                kind[#kind + 1] = replica
             end
         end
+        list = #list > 0 and list or suspects
         lists[pool.name] = list
     end
     return list
