@@ -1,6 +1,6 @@
 # Copyright: the Metalserve authors
 # SPDX-License-Identifier: Apache-2.0
-"""Build the node agent on the controller and copy it where it differs. See plugins/modules/agent_bundle.py."""
+"""Build a program for nodes on the controller and copy it where it differs. See plugins/modules/agent_bundle.py."""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ from ansible_collections.metal.serve.plugins.module_utils.telemetry.bundle impor
 
 # What prometheus_client brings beside its core and the agent does not use.
 SKIP = ("aiohttp", "bridge", "django", "twisted")
+AUDIT_TREE = "ansible_collections/metal/serve/plugins/module_utils"
+AUDIT_VERSION = "metalserve_audit_version.py"
+AUDIT_MAIN = b"""import sys
+
+from ansible_collections.metal.serve.plugins.module_utils.checklist.scheduled import main
+
+sys.exit(main(sys.argv[1:]))
+"""
 ENGINE_LOG = "ansible_collections/metal/serve/plugins/module_utils/telemetry/engine_log.py"
 
 
@@ -28,16 +36,24 @@ class ActionModule(ActionBase):  # ansible-core ships no types
         """Return changed, dest, version, sha256 and a diff that names the file."""
         super().run(tmp, task_vars)
         _validation, arguments = self.validate_argument_spec(
-            {"src": {"type": "path", "required": True}, "dest": {"type": "path", "required": True}}
+            {
+                "program": {"type": "str", "default": "agent", "choices": ["agent", "audit"]},
+                "src": {"type": "path"},
+                "dest": {"type": "path", "required": True},
+            },
+            required_if=[("program", "agent", ["src"])],
         )
         dest = arguments["dest"]
-        archive, version = bundle(members(arguments["src"]))
+        if arguments["program"] == "agent":
+            archive, version = bundle(members(arguments["src"]))
+        else:
+            archive, version = bundle(audit_members(), AUDIT_MAIN, AUDIT_VERSION)
         copied = self._copy(archive, dest, task_vars)
         result: dict[str, Any] = {**copied, "dest": dest, "version": version, "sha256": _sha256(archive)}
         result.pop("invocation", None)
         result["diff"] = []
         if result.get("changed") and self._task.diff:
-            after = f"agent {version}, sha256 {_sha256(archive)}\n"
+            after = f"{arguments['program']} {version}, sha256 {_sha256(archive)}\n"
             result["diff"] = [{"before_header": dest, "after_header": dest, "before": "", "after": after}]
         return result
 
@@ -73,6 +89,12 @@ def members(source: str) -> dict[str, bytes]:
     with open(str(engine_log.__file__), "rb") as stream:
         found[ENGINE_LOG] = stream.read()
     return found
+
+
+def audit_members() -> dict[str, bytes]:
+    """Return what the scheduled audit needs: this collection's module_utils, which use the standard library alone."""
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(str(engine_log.__file__))))
+    return read_tree(folder, AUDIT_TREE)
 
 
 def _origin(name: str) -> str:

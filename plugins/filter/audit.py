@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
+from ansible.module_utils.parsing.convert_bool import boolean
 
 from ansible_collections.metal.serve.plugins.module_utils.checklist.audit import REGISTRY, areas_of, policy_of
 from ansible_collections.metal.serve.plugins.module_utils.checklist.expectations import expected_of
@@ -53,9 +54,21 @@ def audit_areas(tags: Iterable[str], skipped: Iterable[str] = ()) -> list[str]:
     return kept
 
 
+def audit_targets(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return how the monitor reaches each host: its private address and the port of its sshd."""
+    targets = []
+    for host in sorted(hosts):
+        values = hostvars[host]
+        address = values.get("metalserve_address") or values.get("ansible_host") or host
+        port = values.get("audit_timer_ssh_port") or values.get("ansible_port") or 22
+        strict = boolean(values.get("metalserve_audit_strict") or False, strict=False)
+        targets.append({"host": host, "address": str(address), "port": int(port), "strict": strict})
+    return targets
+
+
 class FilterModule:
     """Offer the filters to Ansible."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Return the filters by name."""
-        return {"audit_policy": audit_policy, "audit_areas": audit_areas}
+        return {"audit_policy": audit_policy, "audit_areas": audit_areas, "audit_targets": audit_targets}

@@ -8,17 +8,23 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: agent_bundle
-short_description: Build the node agent as one file and copy it to a node
+short_description: Build a program for nodes as one file and copy it there
 version_added: 0.1.0
 description:
-  - Packs the agent, prometheus_client and pynvml of the controller's environment into a zipapp and copies it where the
-    node's file differs. The same content gives the same bytes, whenever and wherever it is built.
+  - Packs a program into a zipapp and copies it where the node's file differs. The same content gives the same bytes,
+    whenever and wherever it is built.
   - Nothing is installed on the node, which needs Python 3.9 or newer.
 options:
+  program:
+    description:
+      - V(agent) is the node agent, with prometheus_client and pynvml of the controller's environment.
+      - V(audit) is the scheduled audit.
+    type: str
+    choices: [agent, audit]
+    default: agent
   src:
-    description: Folder of the agent's source on the controller.
+    description: Folder of the agent's source on the controller; with O(program=agent).
     type: path
-    required: true
   dest:
     description: The file on the node; its folder must exist.
     type: path
@@ -39,6 +45,11 @@ EXAMPLES = r"""
   metal.serve.agent_bundle:
     src: "{{ role_path }}/files/metalserve_agent"
     dest: /opt/metalserve/metalserve-agent.pyz
+
+- name: Put the scheduled audit on the node
+  metal.serve.agent_bundle:
+    program: audit
+    dest: /opt/metalserve/metalserve-audit.pyz
 """
 
 RETURN = r"""

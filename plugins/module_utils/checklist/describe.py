@@ -1,6 +1,6 @@
 # Copyright: the Metalserve authors
 # SPDX-License-Identifier: Apache-2.0
-"""Makes schemas/policy.json, schemas/verdicts.json, docs/checks.md and the table of checks in docs/audit.md from the code.
+"""Makes schemas/policy.json, schemas/verdicts.json and docs/checks.md from the code.
 
 With ``collections/`` on the path, run this file as a module with the repository's root as its argument to write them; a
 test compares.
@@ -20,7 +20,6 @@ from ansible_collections.metal.serve.plugins.module_utils.checklist.report impor
 from ansible_collections.metal.serve.plugins.module_utils.common.files import canonical_json, write_atomic
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
-BEGIN, END = "<!-- checks: made from the code -->", "<!-- end of checks -->"
 TEXT: dict[str, Any] = {"type": "string"}
 COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
 DAY = {"type": "string", "pattern": r"^\d{4}-\d{2}-\d{2}$"}
@@ -138,38 +137,12 @@ def verdicts_schema() -> dict[str, Any]:
     }
 
 
-def checks_table() -> str:
-    """Return the table of checks for docs/audit.md."""
-    rows = ["| check | severity | passes where | mended by |", "| --- | --- | --- | --- |"]
-    for check in sorted(REGISTRY.all(), key=lambda one: one.id):
-        tags = f"`site.yml --tags {','.join(check.tags)}`" if check.tags else "by hand"
-        rows.append(f"| `{check.id}` | {check.severity} | {_cell(check.title)} | {tags} |")
-    return "\n".join([BEGIN, "", *rows, "", END])
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")
-
-
-def with_table(text: str) -> str:
-    """Return docs/audit.md with its table renewed. Raises ValueError where the markers are missing."""
-    before, begin, rest = text.partition(BEGIN)
-    _old, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"docs/audit.md has no markers {BEGIN} and {END}")
-    return before + checks_table() + after
-
-
 def main(arguments: Optional[list[str]] = None) -> int:
     """Write the files below the repository root that is named."""
     words = sys.argv[1:] if arguments is None else arguments
     if len(words) != 1 or not os.path.isdir(words[0]):
         sys.stderr.write("usage: describe ROOT, where ROOT is the repository\n")
         return 2
-    page = os.path.join(words[0], "docs", "audit.md")
-    with open(page, encoding="utf-8") as stream:
-        text = stream.read()
-    write_atomic(page, with_table(text))
     write_atomic(os.path.join(words[0], "docs", "checks.md"), checks_markdown())
     write_atomic(os.path.join(words[0], "schemas", "policy.json"), canonical_json(policy_schema()))
     write_atomic(os.path.join(words[0], "schemas", "verdicts.json"), canonical_json(verdicts_schema()))

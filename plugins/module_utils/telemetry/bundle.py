@@ -1,9 +1,10 @@
 # Copyright: the Metalserve authors
 # SPDX-License-Identifier: Apache-2.0
-"""The agent as one file: a zipapp whose bytes depend on its content alone, so an unchanged agent is never replaced.
+"""A program as one file: a zipapp whose bytes depend on its content alone, so an unchanged one is never replaced.
 
 Nodes may have no way to a package index and any Python from 3.9 on: the archive carries the agent, prometheus_client
 and pynvml (all pure Python, from the controller's own environment) and is run as ``python3 -I metalserve-agent.pyz``.
+The scheduled audit travels the same way and needs the standard library alone.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ sys.exit(main())
 VERSION_FILE = "metalserve_agent/_version.py"
 
 
-def bundle(members: Mapping[str, bytes]) -> tuple[bytes, str]:
+def bundle(members: Mapping[str, bytes], main: bytes = MAIN, version_file: str = VERSION_FILE) -> tuple[bytes, str]:
     """Return the archive of ``members`` (path -> content) and its version: 12 digits of a hash over all of them.
 
-    The version is written into the agent, which shows it as a label of metalserve_agent_info.
+    ``main`` is what the archive runs. The version is written into ``version_file``: the agent shows it as a label of
+    metalserve_agent_info.
     """
     digest = hashlib.sha256()
     for path in sorted(members):
         digest.update(path.encode() + b"\0" + hashlib.sha256(members[path]).digest())
     version = digest.hexdigest()[:12]
-    content = {**members, "__main__.py": MAIN, VERSION_FILE: f'VERSION = "{version}"\n'.encode()}
+    content = {**members, "__main__.py": main, version_file: f'VERSION = "{version}"\n'.encode()}
     for folder in {parent for path in content for parent in _parents(path)}:
         content.setdefault(f"{folder}/__init__.py", b"")  # zipimport wants packages to be regular ones
     stream = io.BytesIO()

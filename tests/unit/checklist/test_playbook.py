@@ -126,6 +126,7 @@ PLANS: list[dict[str, Any]] = [
         "pool": "short",
         "image": "registry/vllm@sha256:1",
         "parallel": {"tensor": 2},
+        "times": {"engine_keepalive_s": 180, "longest_silent_prefill_s": 3},
         "replicas": [
             {"replica": "short-0", "host": "a", "port": 8100},
             {"replica": "short-1", "host": "a", "port": 8101},
@@ -154,7 +155,9 @@ def test_what_the_inventory_says_is_expected() -> None:
         "releases": {"short-0": image, "short-1": image},
         "gpu_memory_utilization": 0.9,
     }
-    assert expected_of("g", GROUPS, variables, pools, PLANS)["roles"] == ["gateway", "monitor"]
+    gateway = expected_of("g", GROUPS, variables, pools, PLANS)
+    assert gateway["roles"] == ["gateway", "monitor"]
+    assert (gateway["engine_keepalive_s"], gateway["longest_silent_prefill_s"]) == (180, 3)
 
 
 def test_what_the_policy_expects_wins_and_a_wrong_one_is_named_with_its_host() -> None:
