@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.metal.serve.plugins.module_utils.checklist.audit import areas_of, policy_of
+from ansible_collections.metal.serve.plugins.module_utils.checklist.audit import REGISTRY, areas_of, policy_of
 from ansible_collections.metal.serve.plugins.module_utils.checklist.judge import count, exit_code, judge
 from ansible_collections.metal.serve.plugins.module_utils.checklist.model import (
     Finding,
@@ -22,7 +22,7 @@ from ansible_collections.metal.serve.plugins.module_utils.checklist.model import
     warned,
 )
 from ansible_collections.metal.serve.plugins.module_utils.checklist.policy import PolicyError, merge_policy
-from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import HostFacts, ProbeState
+from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import HostFacts, Metalserve, ProbeState
 
 from .helpers import registry, verdict
 
@@ -175,3 +175,12 @@ def test_the_registry_refuses_what_would_confuse_later() -> None:
     with pytest.raises(ValueError, match="no verdict"):
         Finding("fine")
     assert not_applicable("no GPU").verdict == "not_applicable"
+
+
+def test_a_planned_replica_that_is_not_there_is_a_failure_not_a_host_without_engines() -> None:
+    found = HostFacts(metalserve=Metalserve(engines=[]))
+    (ready,) = [one for one in REGISTRY.all() if one.id == "engine.ready"]
+    none_planned = ready.function(found, policy_of({"expected": {"roles": ["engine"]}}))
+    planned = ready.function(found, policy_of({"expected": {"roles": ["engine"], "releases": {"short-0": {}}}}))
+    assert (none_planned.verdict, planned.verdict) == ("not_applicable", "fail")
+    assert "short-0: planned for this host, and not there" in planned.current

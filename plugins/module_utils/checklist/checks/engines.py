@@ -72,9 +72,18 @@ def config_known(facts: HostFacts, policy: Policy) -> Finding:
     remedy="journalctl -u metalserve-engine@<replica>, docker logs; a stopped one is started again",
     source="reports: containers stayed up after the engine core died at its start",
 )
-@needs_replicas
 def ready(facts: HostFacts, policy: Policy) -> Finding:
-    def one(engine: Engine) -> Said:
+    if facts.metalserve.engines is None:
+        return not_read(facts, "engines")
+    here = {engine.replica: engine for engine in facts.metalserve.engines}
+    replicas = sorted({*here, *policy["expected"]["releases"]})
+    if not replicas:
+        return not_applicable("no engine of this bundle on this host, and none is planned")
+
+    def one(replica: str) -> Said:
+        engine = here.get(replica)
+        if engine is None:
+            return "fail", f"{replica}: planned for this host, and not there"
         out = desired_out(engine)
         if out:
             return "warn", f"{engine.replica}: {out}"
@@ -95,8 +104,7 @@ def ready(facts: HostFacts, policy: Policy) -> Finding:
             )
         return "unknown", f"{engine.replica}: health was {engine.health_status or 'not asked'}"
 
-    found = by_one(facts.metalserve.engines or [], one)
-    return worst(found, "running, health 200", f"{len(facts.metalserve.engines or [])} replicas")
+    return worst(by_one(replicas, one), "running, health 200", f"{len(replicas)} replicas")
 
 
 def started_ago(facts: HostFacts, engine: Engine) -> Optional[float]:
