@@ -899,6 +899,12 @@ def test_i24_image_of_a_release(image: str, word: str) -> None:
     assert verdict_of("container.image_pinned", facts(host)).verdict == word
 
 
+@pytest.mark.parametrize(("digest", "word"), [("ab" * 32, "pass"), ("cd" * 32, "warn")])
+def test_i24_the_image_that_the_inventory_plans(digest: str, word: str) -> None:
+    planned = {"short-0": {"image": f"registry.test:5000/vllm@sha256:{digest}"}}
+    assert verdict_of("container.image_pinned", facts(engine_node()), expected={"releases": planned}).verdict == word
+
+
 def test_the_helpers_make_what_they_say() -> None:
     assert changed({"a/b": "1", "c": "2"}, a__b=None) == {"c": "2"}
     assert "num_requests_running" in scrape()

@@ -475,7 +475,7 @@ def monitor(inventory: str, **edits: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(("inventory", "accelerator"), [("gpu", "nvidia"), ("cpu", "cpu")])
+@pytest.mark.parametrize(("inventory", "accelerator"), [("gpu", "nvidia"), ("cpu", "cpu"), ("gpu", ""), ("cpu", "")])
 def test_the_rules_of_this_bundle_are_green(inventory: str, accelerator: str) -> None:
     expected = {"roles": ["monitor"], "accelerator": accelerator}
     verdicts = {one.id: one for one in audit(monitor(inventory), expected) if one.id.startswith("monitoring.")}

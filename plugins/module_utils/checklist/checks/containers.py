@@ -408,8 +408,11 @@ def image_pinned(facts: HostFacts, policy: Policy) -> Finding:
         pinned = re.search(r"@sha256:([0-9a-f]{64})\Z", image)
         by_id = re.match(r"\A(sha256:)?[0-9a-f]{12,64}\Z", image)
         if pinned:
-            wrong = released and pinned.group(1) != released
-            return ("fail", f"{name}: runs {pinned.group(1)[:12]}, released {released[:12]}") if wrong else None
+            if released and pinned.group(1) != released:
+                return "fail", f"{name}: runs {pinned.group(1)[:12]}, released {released[:12]}"
+            planned = str(part(policy["expected"]["releases"], replica_of(container)).get("image") or "")
+            other = "@sha256:" in planned and not planned.endswith(pinned.group(1))
+            return ("warn", f"{name}: redeploy needed, the inventory plans {planned[-64:][:12]}") if other else None
         if not image or by_id:
             known = [digest for digest in container.repo_digests or [] if released and released in digest]
             return None if known else ("unknown", f"{name}: started by image id, its digest is not known")

@@ -325,7 +325,7 @@ def body_size(facts: HostFacts, policy: Policy) -> Finding:
     remedy="max_fails=3 fail_timeout=30s, max_fails=0 for a single live peer, no http_503/http_429 in proxy_next_upstream",
     source="reports: fail_timeout=10000s, a second 'down' entry that disables the single-server exemption",
 )
-@needs_nginx
+@needs_proxying
 def failure_counting(facts: HostFacts, policy: Policy) -> Finding:
     wrong = []
     for one in upstreams(facts):
@@ -363,7 +363,7 @@ def failure_counting(facts: HostFacts, policy: Policy) -> Finding:
     remedy="no timeout in proxy_next_upstream where non_idempotent stands",
     source="https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_next_upstream",
 )
-@needs_nginx
+@needs_proxying
 def retry_on_timeout(facts: HostFacts, policy: Policy) -> Finding:
     both = [
         place(one)
@@ -384,7 +384,7 @@ def retry_on_timeout(facts: HostFacts, policy: Policy) -> Finding:
     remedy="addresses in upstreams, or a resolver and the resolve parameter",
     source="reports: three hours lost to a stale address while the page looked fine",
 )
-@needs_nginx
+@needs_proxying
 def resolver(facts: HostFacts, policy: Policy) -> Finding:
     has_resolver = bool(find_directives(facts.nginx.config or [], "resolver"))
     stale = []

@@ -129,9 +129,7 @@ def alert_thresholds(facts: HostFacts, policy: Policy) -> Finding:
     loaded = facts.monitoring.rules
     if loaded is None:
         return unknown("rules are in files; whether Prometheus has loaded them is not known")
-    cpu_only = policy["expected"]["accelerator"] == "cpu" and not any(
-        one.name == "metalserve:expected_gpus" for one in loaded
-    )
+    cpu_only = _without_gpus(loaded, policy)
     wanted = [one for one in policy["alerts"] if not (one.get("gpu") and cpu_only)]
 
     def one(alert: Mapping[str, Any]) -> Optional[tuple[str, str]]:
@@ -151,6 +149,14 @@ def alert_thresholds(facts: HostFacts, policy: Policy) -> Finding:
         return "fail", f"{alert['what']}: {shown}"
 
     return worst(by_one(wanted, one), [alert["what"] for alert in wanted], [alert["what"] for alert in wanted])
+
+
+def _without_gpus(loaded: list[Rule], policy: Policy) -> bool:
+    """Tell whether there is no GPU to watch: so declared, or by this bundle's own rules about what must be there."""
+    recorded = {rule.name for rule in loaded if rule.kind == "recording"}
+    if "metalserve:expected_gpus" in recorded or policy["expected"]["accelerator"] == "nvidia":
+        return False
+    return policy["expected"]["accelerator"] == "cpu" or "metalserve:expected_targets" in recorded
 
 
 def _tight(rule: Rule, alert: Mapping[str, Any]) -> bool:
