@@ -266,7 +266,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         stack.enter_context(running([sys.executable, str(HERE / "engine.py"), str(streaming)], CLIENT, streaming))
         rotation = str(folder / "rotation.json")
         gateway = stack.enter_context(
-            harness.gateway(folder, pools, gateway_rotation_file=rotation, gateway_mode="lua")
+            harness.gateway(folder, pools, gateway_rotation_file=rotation, gateway_mode="lua", gateway_workers="1")
         )
         direct = Target("direct", f"http://127.0.0.1:{one}")
         plain = Target("gateway", f"http://127.0.0.1:{gateway.inner}", gateway.process)
