@@ -55,4 +55,4 @@ def lacking(kind: str, version: str, name: str) -> tuple[str, str] | None:
         return f"is nothing that {title} {version} has", answer
     longer = sorted(option for option in options if option.startswith(name))
     near = longer[:1] or difflib.get_close_matches(name, list(options), 1, 0.6)
-    return f"is not an option of {title} {version}", f"nearest: {near[0]}" if near else "remove it"
+    return f"is not an option of {title} {version}", f"did you mean {near[0]}?" if near else "remove it"

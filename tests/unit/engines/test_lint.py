@@ -376,7 +376,7 @@ def test_a_version_without_a_catalogue_is_left_to_its_image() -> None:
         ("sglang", "0.5.23", "kv_offloading_size", "enable_hierarchical_cache, hicache_size"),
         ("sglang", "0.5.23", "radix_threshold", "every shared prefix is used"),
         ("triton_vllm", "0.32.0", "shutdown_timeout", "a drain at the gateway"),
-        ("sglang", "0.5.23", "hicache_siz", "nearest: hicache_size"),
+        ("sglang", "0.5.23", "hicache_siz", "did you mean hicache_size?"),
     ],
 )
 def test_what_a_version_lacks_has_an_answer(kind: str, version: str, name: str, words: str) -> None:
