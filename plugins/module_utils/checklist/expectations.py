@@ -38,6 +38,8 @@ def expected_of(
             found[name] = worst(values)
     if "engine" not in found["roles"]:
         return found
+    more = own.get("engine_firewall_addresses")  # let in on purpose, beside gateways and monitors
+    found["monitors"] += [str(one) for one in more] if isinstance(more, (list, tuple)) else []
     found["accelerator"] = str(own.get("metalserve_accelerator") or "nvidia")
     if isinstance(own.get("metalserve_expected_gpus"), int):
         found["gpus"] = own["metalserve_expected_gpus"]

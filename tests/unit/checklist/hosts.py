@@ -196,7 +196,7 @@ FIREWALL = """table inet metalserve {
 		iif "lo" accept
 		ip saddr @allowed4 accept
 		ip6 saddr @allowed6 accept
-		tcp dport @guarded tcp flags & (fin | syn | rst | ack) == syn counter packets 8000 bytes 480000 drop
+		tcp dport @guarded tcp flags syn / fin,syn,rst,ack counter packets 8000 bytes 480000 drop
 	}
 }
 """

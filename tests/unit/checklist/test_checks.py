@@ -146,3 +146,166 @@ def test_unattended_upgrades_of_driver_packages(package: str, word: str) -> None
         }
     )
     assert verdict_of("driver.packages_held", host).verdict == word
+
+
+# Peer-to-peer: ACS, IOMMU, NVLink ------------------------------------------------------------------------------------
+
+
+def two_cards(link: str, **files: str) -> dict[str, str]:
+    """Return two cards that are joined by ``link``, and more files by path with ``__`` for ``/``."""
+    card = re.search(r"<gpu id=.*?</gpu>", DUMP, re.DOTALL)
+    assert card is not None
+    text = DUMP.replace(card.group(0), card.group(0) + card.group(0).replace("GPU-0", "GPU-1", 1))
+    topology = f"\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \t{link}\t0-7\nGPU1\t{link}\t X \t0-7\n"
+    more = {path.replace("__", "/"): one for path, one in files.items()}
+    return {SMI: text, "commands/nvidia-smi_topo_-m.txt": topology, **more}
+
+
+def bridges(control: str) -> str:
+    """Return lspci -vvv of a bridge with these ACS controls."""
+    return (
+        "0000:00:01.1 PCI bridge: AMD Root Port\n\tBus: primary=00, secondary=01, subordinate=01, sec-latency=0\n"
+        f"\tCapabilities: [2a0 v1] Access Control Services\n\t\tACSCap:\tSrcValid+ ReqRedir+ CmpltRedir+ UpstreamFwd+\n"
+        f"\t\tACSCtl:\t{control}\n"
+    )
+
+
+ON, OFF = (
+    "SrcValid+ TransBlk- ReqRedir+ CmpltRedir+ UpstreamFwd+",
+    "SrcValid- TransBlk- ReqRedir- CmpltRedir- UpstreamFwd-",
+)
+
+
+@pytest.mark.parametrize(
+    ("link", "split", "text", "word"),
+    [
+        ("PHB", 2, bridges(ON), "fail"),
+        ("PHB", 2, bridges(OFF), "pass"),
+        ("PHB", 2, bridges(OFF.replace("ReqRedir-", "ReqRedir+")), "fail"),
+        ("SYS", 2, bridges(ON), "fail"),
+        ("NV18", 2, bridges(ON), "not_applicable"),
+        ("PHB", 1, bridges(ON), "not_applicable"),
+        ("PHB", 2, None, "unknown"),
+    ],
+)
+def test_acs(link: str, split: int, text: str | None, word: str) -> None:
+    files = two_cards(link) if text is None else {**two_cards(link), "commands/lspci_-D_-vvv.txt": text}
+    assert verdict_of("topology.acs", facts(files), expected={"tensor_parallel": split}).verdict == word
+
+
+@pytest.mark.parametrize(
+    ("link", "groups", "cmdline", "word"),
+    [
+        ("PHB", "0\n1\n", "quiet", "warn"),
+        ("PHB", "0\n1\n", "quiet iommu=pt", "pass"),
+        ("PHB", "0\n1\n", "intel_iommu=on", "warn"),
+        ("PHB", None, "quiet", "unknown"),
+        ("NV18", "0\n", "quiet", "not_applicable"),
+    ],
+)
+def test_iommu(link: str, groups: str | None, cmdline: str, word: str) -> None:
+    files = {**two_cards(link), "files/proc/cmdline": cmdline}
+    if groups is not None:
+        files["listings/sys_kernel_iommu_groups.txt"] = groups
+    assert verdict_of("topology.iommu", facts(files), expected={"tensor_parallel": 2}).verdict == word
+
+
+# Memory that is free -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "share", "word"),
+    [
+        ("48517 MiB", "32195 MiB", 0.95, "fail"),
+        ("20315 MiB", "20244 MiB", 1.0, "fail"),  # 19.77 of 19.84 GiB: 71 MiB short
+        ("143771 MiB", "132270 MiB", 0.92, "warn"),  # exactly what is needed, no margin
+        ("143771 MiB", "132269 MiB", 0.92, "fail"),
+        ("143771 MiB", "132782 MiB", 0.92, "pass"),
+        ("143771 MiB", "N/A", 0.92, "unknown"),
+        ("143771 MiB", "143000 MiB", None, "not_applicable"),
+    ],
+)
+def test_free_memory(total: str, free: str, share: float | None, word: str) -> None:
+    text = re.sub(r"(<fb_memory_usage>\s*<total>)[^<]*", rf"\g<1>{total}", DUMP, count=1)
+    text = re.sub(r"(<fb_memory_usage>.*?<free>)[^<]*", rf"\g<1>{free}", text, count=1, flags=re.DOTALL)
+    found = verdict_of("gpu.free_memory", facts({SMI: text}), expected={"gpu_memory_utilization": share})
+    assert found.verdict == word, found
+
+
+# CUDA of the image ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("brand", "driver", "ceiling", "image", "word"),
+    [
+        ("NVIDIA", "580.159.04", "13.0", "13.0", "pass"),
+        ("NVIDIA", "580.159.04", "13.0", "12.9", "pass"),
+        ("NVIDIA", "580.159.04", "13.0", "13.2", "warn"),
+        ("GeForce", "580.159.04", "13.0", "13.2", "fail"),
+        ("Titan", "580.159.04", "13.0", "13.2", "fail"),
+        ("NVIDIA", "535.183.01", "12.2", "13.0", "fail"),
+        ("NVIDIA", "535.183.01", "12.2", "12.8", "warn"),
+        ("NVIDIA", "520.61.05", "11.8", "12.8", "fail"),
+        ("N/A", "580.159.04", "13.0", "13.2", "unknown"),
+        ("NVIDIA", "580.159.04", "N/A", "13.2", "unknown"),
+        ("NVIDIA", "580.159.04", "13.0", "soup", "unknown"),
+    ],
+)
+def test_cuda_of_the_image(brand: str, driver: str, ceiling: str, image: str, word: str) -> None:
+    host = facts(dump(product_brand=brand, driver_version=driver, cuda_version=ceiling))
+    assert verdict_of("driver.supports_image_cuda", host, expected={"image_cuda": image}).verdict == word
+
+
+# Who holds memory ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("files", "word"),
+    [
+        ({}, "unknown"),  # a process, and nothing is known about it
+        ({"processes/77/cgroup": "0::/user.slice\n"}, "fail"),
+        ({"processes/77/cgroup": f"0::/system.slice/docker-{'a' * 64}.scope\n"}, "unknown"),  # Docker was not read
+        (
+            {"processes/77/cgroup": f"0::/system.slice/docker-{'a' * 64}.scope\n", "docker/containers.json": "[]"},
+            "fail",
+        ),
+        ({"index.json": '{"probes": {"docker_version": "absent", "docker_containers": "absent"}}'}, "fail"),
+    ],
+)
+def test_foreign_processes(files: dict[str, str], word: str) -> None:
+    fields = "<pid>77</pid><type>C</type><process_name>x</process_name><used_memory>500 MiB</used_memory>"
+    one = f"<processes><process_info>{fields}</process_info></processes>"
+    text = re.sub(r"<processes>.*?</processes>", one, DUMP, count=1, flags=re.DOTALL)
+    found = verdict_of("gpu.foreign_processes", facts({SMI: text, **files}))
+    assert found.verdict == word
+    assert "PID 77 x 500 MiB" in str(found.current)
+
+
+# Xid, graded ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "remapped", "word", "said"),
+    [
+        (79, "No", "fail", "reset the GPU"),
+        (48, "No", "fail", "reset the GPU"),
+        (74, "No", "fail", "replace the card"),
+        (64, "Yes", "fail", "replace the card"),
+        (64, "No", "fail", "reset the GPU"),
+        (63, "No", "pass", "nothing to mend"),
+        (31, "No", "pass", "nothing to mend"),
+        (13, "No", "pass", "nothing to mend"),
+        (999, "No", "warn", "999"),
+    ],
+)
+def test_xid_grades(code: int, remapped: str, word: str, said: str) -> None:
+    line = f"[ 12.3] NVRM: Xid (PCI:0000:01:00): {code}, pid=1, name=x, what it said\n"
+    found = verdict_of("driver.xid_history", facts({**dump(remapped_row_failure=remapped), "commands/dmesg.txt": line}))
+    assert found.verdict == word
+    assert said in str(found.current)
+
+
+def test_rows_of_other_log_formats_are_read_too() -> None:
+    line = "time=x status=504 urt=60.001 uct=0.001 upstream=10.0.0.11:8100\n"
+    found = verdict_of("gateway.access_log_causes", facts({"files/var/log/nginx/access.log": line}))
+    assert found.current == {"read_timeout": 1}

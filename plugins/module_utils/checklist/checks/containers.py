@@ -180,9 +180,10 @@ def gpu_runtime(facts: HostFacts, policy: Policy) -> Finding:
 @needs_engines
 def log_rotation(facts: HostFacts, policy: Policy) -> Finding:
     def one(container: Container) -> Said:
-        if container.log_driver is None or (container.log_driver == "json-file" and container.log_options is None):
+        driver = container.log_driver or (None if container.log_options is None else "json-file")
+        if driver is None or (driver == "json-file" and container.log_options is None):
             return "unknown", f"{called(container)}: log options not known"
-        if container.log_driver == "json-file" and not (container.log_options or {}).get("max-size"):
+        if driver == "json-file" and not (container.log_options or {}).get("max-size"):
             return "fail", f"{called(container)}: json-file without max-size"
         return None
 

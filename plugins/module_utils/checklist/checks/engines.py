@@ -128,9 +128,11 @@ def started_ago(facts: HostFacts, engine: Engine) -> Optional[float]:
 )
 @needs_replicas
 def progress(facts: HostFacts, policy: Policy) -> Finding:
-    wanted = [one for one in facts.metalserve.engines or [] if not desired_out(one)]
+    wanted = [one for one in facts.metalserve.engines or [] if not desired_out(one) and not _silent(one)]
     if not wanted:
-        return not_applicable("every replica is desired out of rotation")
+        return not_applicable(
+            "every replica is desired out of rotation, or of a kind that does not say what is in flight"
+        )
 
     def one(engine: Engine) -> Said:
         release, name = current_release(engine), engine.replica
@@ -141,7 +143,7 @@ def progress(facts: HostFacts, policy: Policy) -> Finding:
         names = progress_names(release.release if release is not None else None)
         running, waiting = (total(scrape.samples, names[one]) for one in ("running", "waiting"))
         if not names["progress"] or (running is None and waiting is None):
-            return "unknown", f"{name}: this kind of engine does not say what is in flight"
+            return "unknown", f"{name}: its metrics do not say what is in flight"
         if not (running or 0) + (waiting or 0):
             return None
         before, after = total(scrape.samples, names["progress"]), total(engine.samples_later, names["progress"])
@@ -160,6 +162,13 @@ def progress(facts: HostFacts, policy: Policy) -> Finding:
         return "unknown", f"{still}: a long prefill looks the same"
 
     return worst(by_one(wanted, one), "progress, or nothing in flight", f"{len(wanted)} replicas")
+
+
+def _silent(engine: Engine) -> bool:
+    """Tell whether the replica's release says that its kind has no metric of what is in flight (Triton has none)."""
+    release = current_release(engine)
+    names = (release.release or {}).get("metrics") if release is not None else None
+    return isinstance(names, dict) and not names.get("running") and not names.get("waiting")
 
 
 @check(

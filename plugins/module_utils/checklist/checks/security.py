@@ -211,9 +211,10 @@ class Guard:
             name: [one.strip() for one in elements.split(",") if one.strip()]
             for name, elements in re.findall(r"set (\w+) \{[^}]*?elements = \{([^}]*)\}", table)
         }
-        chain = re.search(r"chain \w+ \{[^}]*hook input[^}]*\}", table)
-        lines = [line.strip() for line in chain.group(0).splitlines()] if chain else []
-        self.rules = [line for line in lines if re.search(r"\b(drop|reject|accept)\b", line) and "hook" not in line]
+        chains = re.findall(r"^\s*chain \w+ \{$(.*?)^\s*\}$", table, re.DOTALL | re.MULTILINE)
+        lines: list[str] = next((one.splitlines() for one in chains if "hook input" in one), [])
+        verdict = re.compile(r"\b(drop|reject|accept)\b")
+        self.rules = [line.strip() for line in lines if verdict.search(line) and "hook" not in line]
         self.first_drop = next(
             (index for index, line in enumerate(self.rules) if "accept" not in line), len(self.rules)
         )
