@@ -207,6 +207,14 @@ BREAK: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
         {f"files/run/systemd/transient/docker-{CONTAINER}.scope.d/50-DeviceAllow.conf": device_allow("195:", "238:")},
         {"container.device_access": "fail"},
     ),
+    "the container has no GPU": (
+        broken(HostConfig__DeviceRequests=[]),
+        {"container.device_access": "fail"},
+    ),
+    "the container has another GPU": (
+        broken(HostConfig__DeviceRequests=[{"DeviceIDs": ["nvidia.com/gpu=GPU-00000000-0000-0000-0000-000000000009"]}]),
+        {"container.device_access": "fail"},
+    ),
     "the cpuset is far away": (
         {f"containers/{CONTAINER}/status": "Cpus_allowed_list:\t32-63\n"},
         {"numa.container_cpus": "fail"},

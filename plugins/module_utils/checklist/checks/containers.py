@@ -370,6 +370,9 @@ def device_access(facts: HostFacts, policy: Policy) -> Finding:
         return not_read(facts, "docker_containers")
     alive = [one for one in facts.docker.containers if one.state in ("running", None)]
     mine = [one for one in alive if one.wants_gpu and not one.privileged]
+    others = [f"{called(one)}: {_other_gpus(facts, one)}" for one in alive if _other_gpus(facts, one)]
+    if others:
+        return failed("; ".join(others), "the GPUs of its release")
     if not mine:
         if any(one.wants_gpu for one in alive):
             return not_applicable("privileged containers alone: they have every device")
@@ -390,6 +393,18 @@ def device_access(facts: HostFacts, policy: Policy) -> Finding:
         return None
 
     return worst(by_one(mine, one), desired, f"{len(mine)} GPU containers")
+
+
+def _other_gpus(facts: HostFacts, container: Container) -> str:
+    """Return in what the GPUs of a container differ from those of its release; empty where nothing does."""
+    planned = content_of(engine_of(facts, container)).get("gpus")
+    if not isinstance(planned, list) or not planned or not container.name or not replica_of(container):
+        return ""
+    if not container.wants_gpu:
+        return f"was given no GPU, its release has {len(planned)}"
+    given = " ".join([*container.device_ids, container.environment.get("NVIDIA_VISIBLE_DEVICES", "")])
+    missing = [str(one) for one in planned if "GPU-" in given and str(one) not in given]
+    return f"was not given {', '.join(missing)}" if missing else ""
 
 
 @check(
