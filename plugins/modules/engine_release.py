@@ -108,6 +108,11 @@ keys_differ:
   returned: always
   type: list
   elements: str
+moved:
+  description: Replicas that serve at another address or port, with both.
+  returned: always
+  type: list
+  elements: str
 stale_containers:
   description: Stopped containers of releases that neither C(current) nor C(previous) names.
   returned: always
@@ -208,6 +213,7 @@ class Run:
         known = state.read_release(replica, release)
         return {
             "replica": replica,
+            "moved": decide.moved(current, str(spec["address"]), int(spec["port"])),
             "spec": spec,
             "release": release,
             "decision": decision,
@@ -320,6 +326,11 @@ class Run:
                 for entry in found
                 if entry["decision"].action == decide.REDEPLOY
                 and any(item["name"].startswith("secrets.") for item in entry["decision"].differences)
+            ],
+            "moved": [
+                f"{entry['replica'].name} ({entry['moved']})"
+                for entry in found
+                if entry["decision"].action == decide.REDEPLOY and entry["moved"]
             ],
             "stale_containers": self.stale(found),
         }

@@ -39,3 +39,14 @@ def decide(
     if running or not current.served:
         return Decision(REPLACE, differences)
     return Decision(CREATE, differences)
+
+
+def moved(current: Found | None, address: str, port: int) -> str:
+    """Return ``10.0.0.11:8100 -> 10.0.0.11:8200`` where the release that is there answers elsewhere, else nothing.
+
+    Gateways and monitors follow the inventory, not what runs: they would look for the replica where it is not yet.
+    """
+    if current is None:
+        return ""
+    there, planned = (f"{current.document['address']}:{current.document['port']}", f"{address}:{port}")
+    return "" if there == planned else f"{there} -> {planned}"

@@ -147,6 +147,14 @@ def test_current_and_previous_follow_what_served(replica: state.Replica) -> None
     assert state.known_replicas(replica.root) == ["short-0"]
 
 
+def test_a_replica_that_serves_elsewhere_is_named_with_both_places() -> None:
+    found = state.Found("1" * 64, {"address": "10.0.0.11", "port": 8200}, served=True)
+    assert decide.moved(None, "10.0.0.11", 8100) == ""
+    assert decide.moved(found, "10.0.0.11", 8200) == ""
+    assert decide.moved(found, "10.0.0.11", 8100) == "10.0.0.11:8200 -> 10.0.0.11:8100"
+    assert decide.moved(found, "10.0.0.12", 8200) == "10.0.0.11:8200 -> 10.0.0.12:8200"
+
+
 def test_previous_is_never_current(replica: state.Replica) -> None:
     put(replica, "1" * 64)
     state.activate(replica, "1" * 64, keep_previous=True)
