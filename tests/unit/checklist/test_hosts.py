@@ -412,6 +412,7 @@ def test_the_gateway_that_this_bundle_writes_is_green(lua: bool) -> None:
         ("proxy_next_upstream error timeout;", "proxy_next_upstream error non_idempotent;", True, None, None),
         ("server 127.0.0.1:8100", "server engine-a:8100", False, "gateway.resolver", "fail"),
         ("listen 443 ssl", "listen 443", True, "gateway.listen", "fail"),
+        ("listen 443 ssl", "listen 127.0.0.1:443 ssl", True, "gateway.listen", "fail"),
         ("listen 127.0.0.1:8081;", "listen 8081;", True, "gateway.private_status", "fail"),
         ("listen 127.0.0.1:8081;", "listen 8081; deny all;", False, None, None),
         ("worker_connections ", "worker_connections 512; # ", True, "gateway.worker_connections", "warn"),

@@ -563,6 +563,8 @@ def listen(facts: HostFacts, policy: Policy) -> Finding:
         if "gateway" in policy["expected"]["roles"]:
             return failed("no server proxies to an engine", "a server that proxies, with ssl")
         return not_applicable("nginx proxies nothing")
+    if "gateway" in policy["expected"]["roles"] and all(is_loopback(one) for one in doors):
+        return failed(f"{', '.join(sorted(set(doors)))} alone: no client reaches it", "a public listen with ssl")
     return passed(sorted(set(doors)), "ssl on every listen that proxies")
 
 
