@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from ansible_collections.metal.serve.plugins.module_utils.planner.presets import
 from ansible_collections.metal.serve.plugins.module_utils.planner.preview import preview
 from ansible_collections.metal.serve.plugins.modules import serving_plan
 
-from .helpers import HOSTVARS, ROOT, config, facts, pool
+from .helpers import FIXTURES, HOSTVARS, ROOT, config, facts, pool
 
 GROUPS = {"short": ["node-a"], "lab": ["node-c"]}
 MODELS = {"m": {"revision": "r1", "source": {"type": "local", "path": "/nonexistent"}}}
@@ -224,3 +225,15 @@ def test_a_wrong_calibration_is_named(tmp_path: Path, content: str | None, words
 def test_the_rate_follows_from_the_load() -> None:
     assert plans({"short": pool(workload={"qps": 50})})[0]["admission"]["requests_per_s"] == 100
     assert plans({"short": pool(workload={})})[0]["admission"]["requests_per_s"] == 0
+
+
+def test_a_preview_plans_from_a_recorded_machine(tmp_path: Path) -> None:
+    with tarfile.open(FIXTURES / "hardware" / "h200-x2.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    (tmp_path / "h200-x2").rename(tmp_path / "node-a")
+    pools = {"short": pool(replicas_per_node=2)}
+    shown = preview(pools, plans(pools), MODELS, "node-a", "nvidia", 2, str(tmp_path))
+    assert shown.problem == ""
+    assert not any("no snapshot" in note for note in shown.assumed)
+    assert len({plan["gpus"][0] for plan in shown.plans if plan["pool"] == "short"}) == 2
+    assert shown.plans[0]["memory"]["gpu_total_gib"] == pytest.approx(139.8, abs=0.1)
