@@ -309,3 +309,32 @@ def test_rows_of_other_log_formats_are_read_too() -> None:
     line = "time=x status=504 urt=60.001 uct=0.001 upstream=10.0.0.11:8100\n"
     found = verdict_of("gateway.access_log_causes", facts({"files/var/log/nginx/access.log": line}))
     assert found.current == {"read_timeout": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "wanted", "word"),
+    [
+        ("NVIDIA H200", "Disabled", None, "pass"),
+        ("NVIDIA H200", "Enabled", None, "fail"),
+        ("NVIDIA H200", "Enabled", True, "pass"),
+        ("NVIDIA H200", "N/A", None, "unknown"),
+        ("NVIDIA A100-SXM4-80GB", "N/A", None, "unknown"),
+        ("NVIDIA A10G", "N/A", None, "not_applicable"),
+        ("Tesla T4", "N/A", None, "not_applicable"),
+        ("Tesla T4", "N/A", True, "unknown"),
+        ("N/A", "N/A", None, "unknown"),
+    ],
+)
+def test_mig(name: str, mode: str, wanted: bool | None, word: str) -> None:
+    text = DUMP.replace("NVIDIA H200", name)
+    text, count = re.subn(r"(<(?:current|pending)_mig>)[^<]*", rf"\g<1>{mode}", text)
+    assert count == 2
+    assert verdict_of("gpu.mig_mode", facts({SMI: text}), expected={"mig": wanted}).verdict == word
+
+
+@pytest.mark.parametrize(
+    ("attached", "wanted", "word"),
+    [("1", 1, "pass"), ("1", 2, "fail"), ("2", 1, "unknown"), ("N/A", 1, "pass"), ("1", None, "unknown")],
+)
+def test_count(attached: str, wanted: int | None, word: str) -> None:
+    assert verdict_of("gpu.count", facts(dump(attached_gpus=attached)), expected={"gpus": wanted}).verdict == word

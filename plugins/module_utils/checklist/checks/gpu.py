@@ -83,6 +83,8 @@ def count(facts: HostFacts, policy: Policy) -> Finding:
             return failed(f"{seen} answer, {on_bus} are on the PCI bus", on_bus)
         return unknown(f"{seen} GPUs; how many there should be is not declared (expected.gpus)")
     evidence = () if on_bus is None else (f"{on_bus} on the PCI bus",)
+    if seen == wanted and facts.driver.attached_gpus not in (seen, None):
+        return unknown(f"nvidia-smi counts {facts.driver.attached_gpus} GPUs and describes {seen}", wanted, *evidence)
     return (passed if seen == wanted else failed)(seen, wanted, *evidence)
 
 
@@ -329,11 +331,12 @@ def mig_mode(facts: HostFacts, policy: Policy) -> Finding:
     return worst(by_gpu(facts, one), "on" if wanted else "off", "on" if wanted else "off")
 
 
+# Cards that can be cut into MIG instances; of others N/A is all that the driver can say.
+MIG_CARD = re.compile(r"\b(A100|A30|A800|H\d00|H20|GH200|B\d00|GB\d00|RTX PRO 6000)\b", re.IGNORECASE)
+
+
 def _no_mig_card(gpu: Gpu) -> bool:
-    """Tell whether the architecture, or the line, has no MIG, so that N/A is all that such a card can say."""
-    old = (gpu.architecture or "") in ("Maxwell", "Pascal", "Volta", "Turing", "Ada Lovelace")
-    line = re.search(r"geforce|titan", f"{gpu.brand or ''} {gpu.name or ''}", re.IGNORECASE)
-    return gpu.mig_mode is None and (old or bool(line))
+    return gpu.mig_mode is None and gpu.name is not None and MIG_CARD.search(gpu.name) is None
 
 
 @check(
