@@ -342,6 +342,8 @@ local SHOWN = {}
 for name in ([[connection content-encoding content-length content-type date retry-after server transfer-encoding
     www-authenticate x-request-id]]):gmatch("%S+") do
     SHOWN[name] = true
+    -- As engines write it.
+    SHOWN[name:gsub("%f[%a]%a", string.upper)] = true
 end
 
 -- Header filter: an engine's own headers stay here; and a body that nginx itself could not read is answered with a page
@@ -349,7 +351,7 @@ end
 function _M.head()
     if ngx.var.metalserve_peer ~= "" then
         for name in pairs(ngx.resp.get_headers(0, true)) do
-            if not SHOWN[name:lower()] then
+            if not SHOWN[name] and not SHOWN[name:lower()] then
                 ngx.header[name] = nil
             end
         end
