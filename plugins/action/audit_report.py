@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -99,7 +100,7 @@ def host_of(name: str, variables: Mapping[str, Any], registered: str) -> dict[st
             name, [Verdict(**item) for item in verdicts], strict=strict, notes=result.get("notes", [])
         )
     said = str(result.get("msg") or result.get("module_stderr") or "its audit returned nothing")
-    said = " ".join(said.split())[:300]
+    said = " ".join(re.sub(r"@{3,}|Task failed:", " ", said).split())[:300]
     return reports.host_report(name, [], f"unreachable: {said}" if result.get("unreachable") else said)
 
 

@@ -27,7 +27,13 @@ def audit_policy(
 ) -> dict[str, Any]:
     """Return the policy for ``host``: ``policy`` (metalserve_audit_policy) over what the inventory expects of it."""
     given = dict(policy or {})
-    needed = {host, *groups.get("gateways", []), *groups.get("monitors", [])}
+    engine = host in groups.get("engines", [])
+    needed = {
+        host,
+        *groups.get("gateways", []),
+        *groups.get("monitors", []),
+        *([] if engine else groups.get("engines", [])),
+    }
     variables = {}
     for name in needed:
         values = hostvars[name]

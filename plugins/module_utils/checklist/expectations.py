@@ -37,7 +37,9 @@ def expected_of(
         if values and "gateway" in found["roles"]:
             found[name] = worst(values)
     if "engine" not in found["roles"]:
-        return found
+        engines = [str(variables[one].get("metalserve_accelerator") or "nvidia") for one in groups.get("engines", [])]
+        # Without a GPU anywhere no monitor needs alerts on GPUs.
+        return {**found, "accelerator": "cpu"} if engines and set(engines) == {"cpu"} else found
     more = own.get("engine_firewall_addresses")  # let in on purpose, beside gateways and monitors
     found["monitors"] += [str(one) for one in more] if isinstance(more, (list, tuple)) else []
     found["accelerator"] = str(own.get("metalserve_accelerator") or "nvidia")

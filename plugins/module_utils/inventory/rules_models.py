@@ -65,6 +65,7 @@ def models(view: View) -> None:
                 (name, "source", "path"),
                 "does not exist on this machine",
                 "write the path of what is to be copied from here to the nodes",
+                severity=view.lenient(),
             )
 
 

@@ -170,6 +170,7 @@ def _file(view: View, setting: Setting | None, path: Path) -> None:
             path,
             "is a file that does not exist on this machine",
             "write the path of a file on the controller",
+            severity=view.lenient(),
         )
 
 

@@ -138,6 +138,7 @@ PLANS: list[dict[str, Any]] = [
 
 def test_what_the_inventory_says_is_expected() -> None:
     variables: dict[str, dict[str, Any]] = {
+        "b": {"metalserve_accelerator": "cpu"},
         "a": {"metalserve_expected_gpus": 8},
         "g": {"metalserve_address": "10.0.0.1", "ansible_host": "192.0.2.1"},
     }
@@ -157,11 +158,14 @@ def test_what_the_inventory_says_is_expected() -> None:
     }
     gateway = expected_of("g", GROUPS, variables, pools, PLANS)
     assert gateway["roles"] == ["gateway", "monitor"]
+    assert "accelerator" not in gateway
+    variables["a"]["metalserve_accelerator"] = "cpu"
+    assert expected_of("g", GROUPS, variables, pools, PLANS)["accelerator"] == "cpu"
     assert (gateway["engine_keepalive_s"], gateway["longest_silent_prefill_s"]) == (180, 3)
 
 
 def test_what_the_policy_expects_wins_and_a_wrong_one_is_named_with_its_host() -> None:
-    hostvars: dict[str, Any] = {"a": {}, "g": {}}
+    hostvars: dict[str, Any] = {"a": {}, "b": {}, "g": {}}
     policy = audit_policy({"expected": {"gpus": 7}}, "a", GROUPS, hostvars, {}, PLANS)
     assert policy["expected"]["gpus"] == 7
     assert policy["expected"]["tensor_parallel"] == 2

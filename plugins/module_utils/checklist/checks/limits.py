@@ -11,6 +11,7 @@ from ansible_collections.metal.serve.plugins.module_utils.checklist.checks.suppo
     not_read,
 )
 from ansible_collections.metal.serve.plugins.module_utils.checklist.model import (
+    PASS,
     Finding,
     check,
     failed,
@@ -54,19 +55,22 @@ def judge_nofile(value: Optional[int], policy: Policy, who: str) -> Finding:
 )
 def session_nofile(facts: HostFacts, policy: Policy) -> Finding:
     session = facts.limits.processes.get("session")
-    if session is not None and session.nofile_soft is not None:
-        return judge_nofile(session.nofile_soft, policy, "login session, soft limit")
-    # What is configured holds for the next login; a session that could not be read is another matter.
-    if facts.limits.entries is None or facts.probe("session_limits").state not in (ABSENT, NOT_COLLECTED):
-        return not_read(facts, "session_limits", "limits_conf")
+    # What is configured holds for the next login: a session that is older than the file says nothing about it.
     values = [
         entry.value
-        for entry in facts.limits.entries
+        for entry in facts.limits.entries or []
         if entry.item == "nofile" and entry.domain == "*" and entry.type in ("soft", "-") and entry.value is not None
     ]
-    if not values:
+    configured = judge_nofile(values[-1], policy, "limits.d") if values else None
+    if session is not None and session.nofile_soft is not None:
+        now = judge_nofile(session.nofile_soft, policy, "login session, soft limit")
+        return configured if now.verdict == PASS and configured is not None and configured.verdict != PASS else now
+    # Nothing that is configured makes up for a session that could not be read.
+    if facts.limits.entries is None or facts.probe("session_limits").state not in (ABSENT, NOT_COLLECTED):
+        return not_read(facts, "session_limits", "limits_conf")
+    if configured is None:
         return failed("no nofile line for * in limits.d: the kernel's 1024 holds", f">= {policy['nofile_minimum']}")
-    return judge_nofile(values[-1], policy, "limits.d")
+    return configured
 
 
 @check(
