@@ -36,6 +36,15 @@ def test_a_changed_plan_is_named_and_not_applied() -> None:
     assert after == before
 
 
+def test_a_replica_that_would_move_stops_the_run_before_the_gateway() -> None:
+    before = {node: running_state(node) for node in NODES}
+    run = playbook("site.yml", "-e", f"@{changed_pools({'port': 8300})}")
+    assert run.code != 0
+    assert "short-0 (" in run.output, run.end
+    assert ":8300)" in run.output
+    assert {node: running_state(node) for node in NODES} == before
+
+
 def changed_pools(change: dict[str, Any]) -> str:
     """Write the lab's pools with ``change`` laid over the pool ``short``; return the file's path."""
     shown = subprocess.run(
