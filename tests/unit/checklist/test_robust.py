@@ -246,7 +246,7 @@ def garble(text: str, soup: str, at: float, how: str) -> str:
 
 
 @given(st.sampled_from(sorted(HOSTS)), SOUP, st.floats(0, 1), st.floats(0, 1), st.sampled_from(["all", "cut", "word"]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_nonsense_in_any_reading_raises_in_no_check(host: str, soup: str, which: float, at: float, how: str) -> None:
     readings = results(host)
     names = sorted(name for name, result in readings.items() if result.items)
@@ -258,7 +258,7 @@ def test_nonsense_in_any_reading_raises_in_no_check(host: str, soup: str, which:
 
 
 @given(st.lists(SOUP, min_size=3, max_size=3), st.sampled_from(sorted(HOSTS)))
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 def test_nonsense_in_all_readings_raises_in_no_check(soups: list[str], host: str) -> None:
     made = {
         name: ProbeResult(name, "ok", "", 0.1, tuple(

@@ -85,7 +85,7 @@ def test_right_options_are_let_through() -> None:
     assert image_lint.judge({"max-num-seqs": 8}, KNOWN, dashes=False) != []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.dictionaries(
         st.text(max_size=20), st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text()), max_size=4

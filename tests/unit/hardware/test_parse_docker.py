@@ -213,13 +213,13 @@ KEYS = st.sampled_from(
 
 
 @given(st.dictionaries(KEYS, st.one_of(JSON, st.dictionaries(KEYS, JSON, max_size=6)), max_size=8))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_wrong_types_never_raise(answer: dict[str, Any]) -> None:
     parse_docker.parse_containers(json.dumps({"Id": ID, **answer}))
 
 
 @given(JSON)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_json_never_raises(value: Any) -> None:
     text = json.dumps(value)
     parse_docker.parse_containers(text)

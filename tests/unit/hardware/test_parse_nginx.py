@@ -86,14 +86,14 @@ def test_what_is_no_configuration(text: str) -> None:
 
 
 @given(st.text(alphabet="ab{};\"'\\\n #$[]-_", max_size=80))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_soup_is_read_or_refused(text: str) -> None:
     with contextlib.suppress(BadConfig):
         parse_config(split_dump(text))
 
 
 @given(st.text(alphabet="ab{}\"'[]=-\n", max_size=60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_lua_soup_is_read_or_refused(text: str) -> None:
     with contextlib.suppress(BadConfig):
         parse_config({"/f": "x_by_lua_block {" + text + "}"})

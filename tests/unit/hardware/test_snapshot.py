@@ -367,7 +367,7 @@ SOUP = st.one_of(
 
 
 @given(st.lists(SOUP, min_size=4, max_size=4), st.integers(0, 3))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_soup_in_every_probe_at_once_never_raises(soups: list[str], turn: int) -> None:
     items: dict[str, list[Item]] = {}
     for number, (name, path) in enumerate(PATHS):
@@ -379,7 +379,7 @@ def test_soup_in_every_probe_at_once_never_raises(soups: list[str], turn: int) -
 
 
 @given(st.lists(st.binary(max_size=200), min_size=3, max_size=3), st.booleans())
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 def test_bytes_in_every_file_never_raise(soups: list[bytes], broken_index: bool) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -24,7 +24,7 @@ def test_cpu_lists(text: Any, cpus: Any) -> None:
 
 
 @given(st.sets(st.integers(0, 600), max_size=40))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_ranges_read_back(cpus: set[int]) -> None:
     assert values.cpu_list(values.cpu_ranges(list(cpus))) == sorted(cpus)
 
@@ -48,7 +48,7 @@ def test_words_for_not_known(text: str) -> None:
 
 
 @given(st.text())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_nothing_raises(text: str) -> None:
     for function in (
         values.known,

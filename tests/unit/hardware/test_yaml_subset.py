@@ -81,7 +81,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_the_real_writer_writes_is_read_back_or_refused(value: Any, flow: bool) -> None:
     text = yaml.safe_dump(value, default_flow_style=flow, allow_unicode=True)
     found, error = load(text)
@@ -91,7 +91,7 @@ def test_what_the_real_writer_writes_is_read_back_or_refused(value: Any, flow: b
 
 
 @given(st.text(alphabet="ab: -\n'\"[]{},#|>&*!1", max_size=60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_soup_is_read_or_refused(text: str) -> None:
     value, error = load(text)
     assert error is None or value is None

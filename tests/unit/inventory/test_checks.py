@@ -526,7 +526,7 @@ PLACES = [
 ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(place=st.sampled_from(PLACES), value=JSON)
 def test_nothing_raises(place: str, value: Any) -> None:
     """Whatever stands at a place, the checks answer with a list, and the report can be written."""
@@ -538,7 +538,7 @@ def test_nothing_raises(place: str, value: Any) -> None:
     assert text.startswith("What validate found:")
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     groups=st.dictionaries(
         st.sampled_from(["engines", "gateways", "monitors", "short", "all", "x"]),

@@ -75,7 +75,7 @@ def test_an_unknown_type_is_named() -> None:
         kv.bytes_per_token(shape("llama-3-8b"), 1, "fp7")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     name=st.sampled_from(sorted(path.stem for path in MODELS.glob("*.json"))),
     size=st.integers(0, 2**37),

@@ -116,7 +116,7 @@ def test_a_fixed_cache_size_is_taken_as_it_is() -> None:
     assert plan.capacity.tokens == 3664
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     name=st.sampled_from(NAMES),
     mib=st.integers(16_000, 200_000),

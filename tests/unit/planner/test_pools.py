@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ansible_collections.metal.serve.plugins.module_utils.planner import batching, times
@@ -30,7 +30,6 @@ def test_addresses_and_ports() -> None:
     assert [(r.replica, r.port) for r in long.replicas] == [("long-0", 8200), ("long-1", 8201)]
 
 
-@settings(deadline=None)
 @given(
     nodes=st.lists(st.sets(st.integers(0, 5), min_size=1), min_size=1, max_size=6),
     moved=st.randoms(use_true_random=False),
@@ -181,7 +180,6 @@ def test_the_plan_is_pure() -> None:
     assert pools == before
 
 
-@settings(deadline=None)
 @given(
     qps=st.floats(0, 10_000),
     prompt=st.floats(1, 200_000),

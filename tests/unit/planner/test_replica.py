@@ -174,7 +174,7 @@ def test_a_quoted_switch_is_named() -> None:
         )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     name=st.sampled_from(sorted(path.stem for path in MODELS.glob("*.json") if "v4" not in path.stem)),
     card=st.sampled_from(

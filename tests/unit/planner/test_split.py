@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ansible_collections.metal.serve.plugins.module_utils.planner import split
@@ -88,7 +88,6 @@ def test_a_wrong_histogram_is_named(value: object, named: str) -> None:
         split.parse_lengths(value)
 
 
-@settings(deadline=None)
 @given(
     shares=st.lists(st.tuples(st.integers(1, 5000), st.floats(0.001, 1)), min_size=2, max_size=6),
     qps=st.floats(0, 1000),

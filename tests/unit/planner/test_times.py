@@ -5,14 +5,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ansible_collections.metal.serve.plugins.module_utils.planner import times
 from ansible_collections.metal.serve.plugins.module_utils.planner.errors import PlanError
 
 
-@settings(deadline=None)
 @given(
     engine=st.sampled_from(sorted(times.ENGINE_KEEPALIVE_S)),
     stream=st.floats(1, 86400),

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ansible_collections.metal.serve.plugins.module_utils.planner import estimator, weights
@@ -121,7 +121,6 @@ def test_a_broken_index_is_named(index: object) -> None:
         weights.parse_index(index)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 2**34))
 def test_the_allocator_never_gives_less_or_much_more(size: int) -> None:
     got = weights.allocated(size)

@@ -317,5 +317,5 @@ class Fleet(RuleBasedStateMachine):
         assert all(node.proven for node in self.nodes.values() if node.serves)
 
 
-Fleet.TestCase.settings = settings(max_examples=80, stateful_step_count=12, deadline=None)
+Fleet.TestCase.settings = settings(max_examples=80, stateful_step_count=12)
 TestFleet = Fleet.TestCase

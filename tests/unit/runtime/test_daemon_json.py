@@ -198,7 +198,7 @@ TREES = st.dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(existing=TREES, wanted=TREES, filled=TREES)
 def test_merging_again_changes_nothing(
     existing: dict[str, Any], wanted: dict[str, Any], filled: dict[str, Any]
@@ -209,7 +209,7 @@ def test_merging_again_changes_nothing(
     assert dj.render(second.content) == dj.render(first.content)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(existing=TREES, wanted=TREES)
 def test_what_is_wished_for_is_there(existing: dict[str, Any], wanted: dict[str, Any]) -> None:
     merged = dj.merge(existing, wanted)
