@@ -33,6 +33,7 @@ from ansible_collections.metal.serve.plugins.module_utils.hardware.registry impo
 BIN = ROOT / ".venv" / "bin"
 NAME = "metalserve-bench-audit"
 FIRST_PORT = 22001
+PLAIN = "head -c 100000 | LC_ALL=C tr -cd '[:print:]\\n'"
 
 
 def sh(*words: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
@@ -79,9 +80,9 @@ def sources() -> list[str]:
     for probe in PROBES:
         for path in probe.paths[:1]:
             if path.startswith("files/"):
-                reads.append(f"cat /{path[6:]} 2>/dev/null | head -c 100000; true")
+                reads.append(f"cat /{path[6:]} 2>/dev/null | {PLAIN}; true")
             elif path.startswith("commands/"):
-                reads.append(f"{path[9:-4].replace('_', ' ')} 2>/dev/null | head -c 100000; true")
+                reads.append(f"{path[9:-4].replace('_', ' ')} 2>/dev/null | {PLAIN}; true")
     count = len(REGISTRY.all())
     return (reads * (count // len(reads) + 1))[:count]
 

@@ -14,7 +14,13 @@ from ansible_collections.metal.serve.plugins.module_utils.checklist.audit import
 from ansible_collections.metal.serve.plugins.module_utils.checklist.expectations import expected_of
 from ansible_collections.metal.serve.plugins.module_utils.checklist.policy import PolicyError
 
-NAMES = ("metalserve_address", "ansible_host", "metalserve_expected_gpus", "metalserve_accelerator")
+NAMES = (
+    "metalserve_address",
+    "ansible_host",
+    "metalserve_expected_gpus",
+    "metalserve_accelerator",
+    "engine_firewall_addresses",
+)
 
 
 def audit_policy(

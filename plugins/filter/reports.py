@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ansible_collections.metal.serve.plugins.module_utils.checklist.report import (
+    kind_of,
     remedies,
     render_junit,
     render_terminal,
@@ -37,7 +38,7 @@ def audit_html(report: Mapping[str, Any]) -> str:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters.update(show=show, when=when, sentence=sentence, remedies=remedies)
+    environment.filters.update(show=show, when=when, sentence=sentence, remedies=remedies, kind=kind_of)
     return environment.get_template("audit.html.j2").render(report=report) + "\n"
 
 

@@ -30,7 +30,7 @@ PROBLEMS = (FAIL, UNKNOWN, WARN)
 WAIVED = "waived"
 _MARKS = {FAIL: "FAIL", UNKNOWN: "????", WARN: "warn", PASS: "ok", NOT_APPLICABLE: "n/a"}
 _MEANS = {
-    0: "nothing that must be mended",
+    0: "nothing was found that must be mended",
     1: "warnings or unknowns, and metalserve_audit_strict counts them",
     2: "something fails, or a host could not be judged",
 }
@@ -257,19 +257,22 @@ def verdict_line(report: Mapping[str, Any]) -> str:
     hosts = report["hosts"]
     if not hosts:
         return "No host was audited. Exit code 2: an audit of nothing is a failure."
-    found = [_kind(host) for host in hosts]
+    found = [kind_of(host) for host in hosts]
     parts = [f"{len(hosts)} host{'' if len(hosts) == 1 else 's'} in {report['seconds']} s"]
-    parts += [f"{found.count(kind)} {kind}" for kind in ("not fit to serve", "not judged") if kind in found]
+    parts += [f"{found.count(kind)} {kind}" for kind in KINDS if kind in found]
     parts += [] if set(found) - {""} else ["none fails"]
     code = report["exit_code"]
     return f"{', '.join(parts)}. Exit code {code}: {_MEANS[code]}."
 
 
-def _kind(host: Mapping[str, Any]) -> str:
-    """Return what a host's exit code of 2 is for; empty where it is another."""
-    if host["exit_code"] != EXIT_FAIL:
-        return ""
-    return "not fit to serve" if host["counts"][FAIL] else "not judged"
+KINDS = ("not fit to serve", "not judged", "not fully judged")
+
+
+def kind_of(host: Mapping[str, Any]) -> str:
+    """Return in words what is to be said of a host, one of KINDS; empty where all of it was seen and nothing fails."""
+    if host["exit_code"] == EXIT_FAIL:
+        return KINDS[0] if host["counts"][FAIL] else KINDS[1]
+    return KINDS[2] if host["counts"][UNKNOWN] else ""
 
 
 def _end(report: Mapping[str, Any]) -> list[str]:

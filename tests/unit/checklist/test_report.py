@@ -142,6 +142,14 @@ def test_a_waiver_that_ended_says_so_and_counts() -> None:
     assert "2027-01-30" in audit_html(report)
 
 
+def test_a_host_of_which_not_all_was_seen_is_not_called_fit() -> None:
+    report = fleet(a=[("x.fine", "pass"), ("x.dark", "unknown")], b=[("x.fine", "pass")])
+    assert report["exit_code"] == 0
+    assert "2 hosts in 1.5 s, 1 not fully judged. Exit code 0" in render_terminal(report)
+    assert "No check fails, but 1 of 2 hosts" in audit_html(report)
+    assert "All 2 hosts are fit to serve" in audit_html(fleet(a=[("x.fine", "pass")], b=[("x.fine", "pass")]))
+
+
 def test_an_unknown_offers_no_remedy() -> None:
     text = render_terminal(fleet(a=[("x.dark", "unknown"), ("x.bad", "fail")]))
     assert "mend x.bad" in text
