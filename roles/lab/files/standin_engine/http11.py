@@ -93,6 +93,8 @@ async def read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
         if not colon or name != name.strip():
             raise BadRequest(400, "Invalid HTTP request received.")
         headers[name.lower()] = value.strip()
+    if parts[2] == "HTTP/1.0":
+        headers.setdefault("connection", "close")
     request = Request(parts[0], parts[1], headers)
     if headers.get("expect", "").lower() == "100-continue":
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")

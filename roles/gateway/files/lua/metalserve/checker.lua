@@ -24,7 +24,7 @@ local function ask(replica, method, path, timeout_ms, payload)
     if not ok then
         return nil, err
     end
-    local lines = {method .. " " .. path .. " HTTP/1.0", "Host: " .. replica.address}
+    local lines = {method .. " " .. path .. " HTTP/1.0", "Host: " .. replica.address, "Connection: close"}
     if config.engine_token ~= "" then
         lines[#lines + 1] = "Authorization: Bearer " .. config.engine_token
     end
