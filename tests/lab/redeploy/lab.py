@@ -83,7 +83,7 @@ FETCH = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8081/stat
 
 def workers(gateway: str) -> list[str]:
     """Return the PIDs of nginx's workers."""
-    return sorted(on(gateway, "pgrep -f 'nginx: worker process'").split())
+    return sorted(on(gateway, "pgrep -f '^nginx: worker process'").split())
 
 
 def current(node: str) -> str:

@@ -1,6 +1,6 @@
 # Copyright: the Metalserve authors
 # SPDX-License-Identifier: Apache-2.0
-"""The action of the modules that a redeploy asks; meta/runtime.yml says which."""
+"""The action of the module of the same name: a lost host is a failure that the play answers."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ from ansible_collections.metal.serve.plugins.plugin_utils.reached import Reached
 
 
 class ActionModule(ReachedAction):
-    """A lost host is a failure, not the end of the host's part in the run."""
+    """Ask the module; where the host is lost, ask again for a while, then fail."""
