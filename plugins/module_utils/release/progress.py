@@ -14,7 +14,6 @@ FILES = {
     "goal_previous.yml": "prefetch",
     "goal_conservative.yml": "prefetch",
     "prepare.yml": "prefetch",
-    "release.yml": "prefetch",
     "order.yml": "headroom",
     "headroom.yml": "headroom",
     "node.yml": "lock",
@@ -43,6 +42,8 @@ GOOD, BAD, REFUSED = 0, 1, 2
 def phase_of(path: str) -> str:
     """Return the phase of a task from ``/…/tasks/steps/drain.yml:3``, ``""`` where its file names none."""
     name = path.rpartition(":")[0] or path
+    if name.endswith("/roles/engine/tasks/lint.yml"):
+        return "lint"
     if "/roles/release/tasks/" not in name:
         return ""
     base = os.path.basename(name)

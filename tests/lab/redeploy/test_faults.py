@@ -14,7 +14,7 @@ import pytest
 
 from tests.lab.redeploy import lab
 
-NO_SOAK = ["-e", "release_soak_s=0", "-e", "release_gate_requests=8"]
+NO_SOAK = ["-e", '{"release_soak_s": 0, "release_gate_requests": 8}']
 
 
 @pytest.fixture(autouse=True)
