@@ -42,7 +42,7 @@ TIMES = {
     "probe_interval_s": 1.25,
     "probe_timeout_s": 1.0,
 }
-QUICK = {**TIMES, "probe_interval_s": 0.2, "probe_timeout_s": 0.15, "wedged_after_s": 2}
+QUICK = {**TIMES, "probe_interval_s": 0.5, "probe_timeout_s": 0.4, "wedged_after_s": 2}
 """The same with a checker in a hurry."""
 
 NGINX = os.environ.get("METALSERVE_TEST_NGINX", "nginx").split()
