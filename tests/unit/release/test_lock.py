@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ansible_collections.metal.serve.plugins.action import release_lock as action
 from ansible_collections.metal.serve.plugins.module_utils.release import lock
 from ansible_collections.metal.serve.plugins.module_utils.release.lock import Holder
+from ansible_collections.metal.serve.plugins.modules import release_lock as module
 
 A = Holder("redeploy-a", "ada@desk", "m1", "b1", 100, 5000)
 B = Holder("redeploy-b", "bob@laptop", "m2", "b9", 200, 7000)
@@ -88,3 +92,42 @@ def test_two_live_runs_never_hold_it_both(holder: Holder | None, age: float, gon
     verdict = lock.judge(holder, B, age, gone)
     live = holder is not None and holder.run != B.run and age <= lock.STALE_S and not gone
     assert (verdict == "refuse") == live
+
+
+def asked(run: str, **more: object) -> dict[str, object]:
+    return {
+        "run": run,
+        "by": "ada@desk",
+        "machine": "m1",
+        "boot": "b1",
+        "pid": 100,
+        "pid_started": 5000,
+        "phase": "prefetch",
+        "replaces": "",
+        **more,
+    }
+
+
+def test_the_module_refuses_until_the_holders_process_is_known_to_be_gone(tmp_path: Path) -> None:
+    path = at(tmp_path)
+    assert module.held(path, asked("redeploy-a"), False)["verdict"] == "take"
+    refused = module.held(path, asked("redeploy-b"), False)
+    assert (refused["verdict"], refused["changed"], refused["holder"]["run"]) == ("refuse", False, "redeploy-a")
+    # A check asks and takes nothing.
+    assert module.held(path, asked("redeploy-b", replaces="redeploy-a"), True)["verdict"] == "take over"
+    assert module.held(path, asked("redeploy-a"), False)["verdict"] == "renew"
+    taken = module.held(path, asked("redeploy-b", replaces="redeploy-a"), False)
+    assert (taken["verdict"], taken["holder"]["run"]) == ("take over", "redeploy-a")
+    assert module.held(path, asked("redeploy-a"), False)["verdict"] == "refuse"
+
+
+def test_the_action_knows_its_own_process_and_that_an_ended_one_is_gone() -> None:
+    mine = action.me("redeploy-a")
+    assert mine.pid == os.getppid()
+    assert mine.pid_started == action.started_of(os.getppid()) > 0
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    assert action.started_of(ended.pid) == 0
+    holder = replace(mine, run="redeploy-z", pid=ended.pid, pid_started=1)
+    assert lock.gone(holder, mine, {ended.pid: action.started_of(ended.pid)})
+    assert not lock.gone(mine, mine, {mine.pid: action.started_of(mine.pid)})
