@@ -72,8 +72,8 @@ class Client:
                             raise RuntimeError(str(event["error"].get("message")))
                         yield str(event["choices"][0]["delta"].get("content") or "") if event["choices"] else ""
             finally:
-                if not answer.isclosed():
-                    # Who leaves in the middle stops the generation by closing.
+                if not done or not answer.isclosed():
+                    # Who leaves in the middle stops the generation by closing; what broke off is of no more use.
                     self._connection.close()
                 self._used = time.monotonic()
             if not done:

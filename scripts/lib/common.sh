@@ -32,6 +32,17 @@ what_now() {
   printf '%s' "${task:-$(tail -n 1 "$1")}" | tr -cd '[:print:]' | cut -c -70
 }
 
+# end_group PID: as Ctrl-C would, and for who has not listened within 15 seconds as a shutdown would.
+end_group() {
+  kill -INT -- "-$1" 2>/dev/null || true
+  for _ in $(seq 75); do
+    kill -0 "$1" 2>/dev/null || break
+    sleep 0.2
+  done
+  kill -TERM -- "-$1" 2>/dev/null || true
+  wait "$1" 2>/dev/null || true
+}
+
 # step TITLE LOG COMMAND...: run COMMAND with its output in LOG and show what it is doing and for how long.
 # On a terminal one line moves; elsewhere a line comes every 30 seconds. Ctrl-C reaches the command and ends the script.
 step() {
@@ -45,7 +56,7 @@ step() {
   child=$!
   set +m
   # shellcheck disable=SC2064 # this command's number, not a later one's
-  trap "kill -INT -- -$child 2>/dev/null || true; wait $child 2>/dev/null || true; printf '\n%s: stopped; run it again to go on\n' '$MADE_BY' >&2; exit 130" INT TERM
+  trap "end_group $child; printf '\n%s: stopped; run it again to go on\n' '$MADE_BY' >&2; exit 130" INT TERM
   [ -t 1 ] || printf '%s ...\n' "$title"
   while kill -0 "$child" 2>/dev/null; do
     detail=$(what_now "$log")

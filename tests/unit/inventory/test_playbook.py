@@ -243,6 +243,7 @@ def test_example(ansible: Runner, tmp_path: Path) -> None:
 
 
 PARTS = (
+    "plugins/module_utils",
     "ansible.cfg",
     "galaxy.yml",
     "meta",
@@ -251,11 +252,6 @@ PARTS = (
     "plugins/action/validate_inventory.py",
     "plugins/filter/inventory.py",
     "plugins/modules/validate_inventory.py",
-    "plugins/module_utils/__init__.py",
-    "plugins/module_utils/common",
-    "plugins/module_utils/engines",
-    "plugins/module_utils/inventory",
-    "plugins/module_utils/planner",
 )
 
 

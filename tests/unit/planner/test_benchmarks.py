@@ -8,6 +8,7 @@ import json
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,17 +17,17 @@ BENCHMARKS = ROOT / "benchmarks"
 
 
 @pytest.fixture(name="measure")
-def _measure():
+def _measure() -> Any:
     return runpy.run_path(str(BENCHMARKS / "memory" / "measure.py"))
 
 
 @pytest.fixture(name="serving")
-def _serving(monkeypatch):
+def _serving(monkeypatch: Any) -> Any:
     monkeypatch.setattr(sys, "path", list(sys.path))
     return runpy.run_path(str(BENCHMARKS / "serving" / "run.py"))
 
 
-def test_log_gives_every_value(measure):
+def test_log_gives_every_value(measure: Any) -> None:
     log = "\n".join(
         (
             "INFO [gpu_worker.py:378] Using V2 Model Runner",
@@ -52,12 +53,12 @@ def test_log_gives_every_value(measure):
     }
 
 
-def test_a_case_ends_only_where_the_engine_has_said_everything(measure):
+def test_a_case_ends_only_where_the_engine_has_said_everything(measure: Any) -> None:
     assert measure["LAST"] not in measure["values_in"]("GPU KV cache size: 1,781,520 tokens")
 
 
 @pytest.mark.parametrize("name", ["cases.json", "cases-first.json"])
-def test_every_case_has_a_shape_and_a_plan_that_fits(measure, name):
+def test_every_case_has_a_shape_and_a_plan_that_fits(measure: Any, name: str) -> None:
     cases = json.loads((BENCHMARKS / "memory" / name).read_text(encoding="utf-8"))
     assert len({case["name"] for case in cases}) == len(cases)
     for case in cases[:2]:
@@ -66,7 +67,7 @@ def test_every_case_has_a_shape_and_a_plan_that_fits(measure, name):
         assert (BENCHMARKS / "memory" / "shapes" / f"{case['shape']}.json").is_file()
 
 
-def test_comparison_names_the_worst_case_with_its_sign(measure):
+def test_comparison_names_the_worst_case_with_its_sign(measure: Any) -> None:
     records = [
         json.loads(line)
         for line in (ROOT / "docs" / "evidence" / "memory-h200-vllm-0.26.0.jsonl").read_text().splitlines()[:1]
@@ -77,7 +78,7 @@ def test_comparison_names_the_worst_case_with_its_sign(measure):
     assert "| other | CUDA out of memory |" in text
 
 
-def test_report_shows_energy_rate_and_both_parts(serving):
+def test_report_shows_energy_rate_and_both_parts(serving: Any) -> None:
     part = dict.fromkeys(serving["KEPT"], 1.0)
     parts = [{**part, "rate": None, "input": 350}, {**part, "rate": 1, "input": 30000}]
     load = {"kind": "load", "load": "mixed", "engine": "default", "joules_per_output_token": 0.5, "parts": parts}
@@ -89,7 +90,7 @@ def test_report_shows_energy_rate_and_both_parts(serving):
     assert "| default | max_model_len 4096 | warm | 9.5 |" in text
 
 
-def test_engine_gets_the_roles_environment_with_its_own_cache_folder(serving):
+def test_engine_gets_the_roles_environment_with_its_own_cache_folder(serving: Any) -> None:
     env = serving["environment"](Path("/srv/c1"), 1)
     assert env["HOME"] == "/srv/c1/home"
     assert env["TRITON_CACHE_DIR"] == "/srv/c1/triton"

@@ -131,7 +131,7 @@ def seen(**changes: Any) -> dict[str, Any]:
 
 
 def test_the_look_becomes_a_replica() -> None:
-    inside = {"gateway-1": [{"in": True}], "gateway-2": [{"in": True}]}
+    inside: dict[str, list[dict[str, Any]]] = {"gateway-1": [{"in": True}], "gateway-2": [{"in": True}]}
     assert replica_of(seen(), "", inside, False) == replace(SERVING, current=NEW, goal=NEW, fallback=NEW)
     one_out = {**inside, "gateway-2": [{"in": False, "run": "redeploy-1"}]}
     found = replica_of(seen(record={"from": OLD, "to": NEW, "run": "redeploy-1"}), OTHER, one_out, True)

@@ -50,8 +50,8 @@ class Machine:
         elif words.startswith("systemctl start"):
             self.unit, self.containers[self.current] = "active", "running"
         elif words.startswith("docker container inspect"):
-            status = self.containers.get(argv[-1])
-            return (0, f"{status}\n", "") if status else (1, "", "no such container")
+            found = self.containers.get(argv[-1])
+            return (0, f"{found}\n", "") if found else (1, "", "no such container")
         elif words.startswith("docker container rm"):
             del self.containers[argv[-1]]
         elif words.startswith("docker image tag"):
