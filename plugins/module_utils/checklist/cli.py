@@ -112,10 +112,10 @@ def _list(areas: Sequence[str], as_json: bool) -> int:
     checks = [one for one in REGISTRY.all() if not areas or one.area in areas]
     if as_json:
         keys = ("id", "title", "severity", "applies_to", "why", "remedy", "tags", "source")
-        print(json.dumps([{key: getattr(one, key) for key in keys} for one in checks], indent=2))
+        sys.stdout.write(json.dumps([{key: getattr(one, key) for key in keys} for one in checks], indent=2) + "\n")
     else:
         for one in checks:
-            print(f"{one.id:<34} {one.severity:<8} {one.title}")
+            sys.stdout.write(f"{one.id:<34} {one.severity:<8} {one.title}\n")
     return 0
 
 
@@ -133,11 +133,12 @@ def _snapshot(given: argparse.Namespace, areas: Sequence[str]) -> int:
         done = audit(given.snapshot, policy, name, areas)
     host = report.host_report(done.host, done.verdicts, strict=given.strict)
     if given.json:
-        print(json.dumps({"host": host["host"], "verdicts": host["verdicts"]}, indent=2, ensure_ascii=False))
+        only = {"host": host["host"], "verdicts": host["verdicts"]}
+        sys.stdout.write(json.dumps(only, indent=2, ensure_ascii=False) + "\n")
     else:
         started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began))
         whole = report.fleet_report([host], started, done.seconds, areas=areas, strict=given.strict)
-        print(report.render_terminal(whole, given.all), end="")
+        sys.stdout.write(report.render_terminal(whole, given.all))
     return int(host["exit_code"])
 
 

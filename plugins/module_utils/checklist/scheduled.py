@@ -109,7 +109,7 @@ def ask(one: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return one host's report; a host that does not answer, or not with verdicts, is not judged and says why."""
     name = str(one["host"])
     try:
-        done = subprocess.run(
+        done = subprocess.run(  # pylint: disable=ansible-bad-function
             ssh_command(one, settings), stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, check=False
         )
     except subprocess.TimeoutExpired:

@@ -420,7 +420,7 @@ def check(engine: Any, known: Mapping[str, Known], model: str, path: str) -> dic
     except Exception as error:  # whatever the engine raises is the finding, where it speaks of the configuration
         # Not the configuration's fault: something that only a container with a GPU, or with weights, has.
         foreign = isinstance(error, (ImportError, AttributeError, OSError)) or (
-            engine.note and type(error) is RuntimeError
+            engine.note and error.__class__ is RuntimeError
         )
         if not foreign:
             return result([Problem("", None, "semantic", said(error))])
@@ -465,4 +465,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())
