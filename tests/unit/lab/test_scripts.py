@@ -16,9 +16,19 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def shell(code: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run ``code`` after the shared functions, in ``folder``."""
+    """Run ``code`` after the shared functions, in ``folder``, as from a terminal: whoever runs the tests in the background has
+    them ignore Ctrl-C."""
     return subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", f"source '{ROOT}/scripts/lib/common.sh'; {code}", "demo"],
+        [
+            "env",
+            "--default-signal=INT",
+            "bash",
+            "-euo",
+            "pipefail",
+            "-c",
+            f"source '{ROOT}/scripts/lib/common.sh'; {code}",
+            "demo",
+        ],
         cwd=folder,
         capture_output=True,
         text=True,
