@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,32 @@ def fetch(source: str, url: str) -> str:
     code = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=5).read().decode())"
     command = ["docker", "exec", f"metalserve-lab-{source}", "python3", "-c", code, url]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
+
+
+def containers_of(node: str) -> dict[str, bool]:
+    """Return container name -> whether it runs, of all containers on the node; nothing while Docker is not there."""
+    ids = on(node, "docker ps -aq 2>/dev/null || true", check=False).split()
+    if not ids:
+        return {}
+    found = json.loads(on(node, f"docker inspect {' '.join(ids)}"))
+    return {one["Name"]: bool(one["State"]["Running"]) for one in found}
+
+
+def serves(node: str) -> bool:
+    """Say whether the node's agent has seen every replica of the node ready, as the monitor would hear it."""
+    metrics = fetch(GATEWAY, f"http://{address(node)}:9600/metrics")
+    states = [line.rsplit(" ", 1)[1] for line in metrics.splitlines() if line.startswith("metalserve_replica_ready{")]
+    return bool(states) and all(float(state) == 1 for state in states)
+
+
+def wait_until_serving(node: str, seconds: float = 300) -> None:
+    """Wait until an engine node that comes up serves, with nobody's help; fails with its units' log where it does not."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if any(containers_of(node).values()) and serves(node):
+            return
+        time.sleep(2)
+    raise AssertionError(on(node, "journalctl --no-pager -q -u 'metalserve-engine@*' | tail -n 40"))
 
 
 OWNED = "/etc /opt /var/lib/metalserve"

@@ -11,7 +11,19 @@ from typing import Any
 
 import pytest
 
-from tests.lab.lab import BIN, ENGINES, GATEWAY, NODES, ROOT, environment, on, owned_files, playbook, running_state
+from tests.lab.lab import (
+    BIN,
+    ENGINES,
+    GATEWAY,
+    NODES,
+    ROOT,
+    environment,
+    on,
+    owned_files,
+    playbook,
+    running_state,
+    wait_until_serving,
+)
 
 pytestmark = pytest.mark.lab
 
@@ -76,6 +88,7 @@ def test_a_gateway_alone_with_a_dead_node_keeps_its_files() -> None:
         run = playbook("site.yml", "--limit", GATEWAY, "--skip-tags", "verify")
     finally:
         subprocess.run(["docker", "start", "metalserve-lab-engine2"], check=True, capture_output=True)
+        wait_until_serving("engine2")
     assert run.code == 0, run.end
     assert on(GATEWAY, digest) == content
     assert owned_files(GATEWAY) == before
