@@ -89,17 +89,25 @@ def read_link(link: str) -> str:
         return ""
 
 
+def _load(path: str, way_out: str) -> Any:
+    """Return what a JSON file holds. Raises FileNotFoundError, and StateError with ``way_out`` where it cannot be read."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return json.load(stream)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise StateError(f"{path} cannot be read ({error}); {way_out}") from error
+
+
 def read_release(replica: Replica, release: str) -> Found | None:
     """Read one release; None where it is not there (or was never written whole). Raises StateError."""
     folder = replica.release(release)
     path = os.path.join(folder, RELEASE_FILE)
     try:
-        with open(path, encoding="utf-8") as stream:
-            document = json.load(stream)
+        document = _load(path, f"restore it or remove {folder}")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise StateError(f"{path} cannot be read ({error}); restore it or remove {folder}") from error
     if not isinstance(document, dict) or not isinstance(document.get("content"), dict):
         raise StateError(f"{path} is not a release; restore it or remove {folder}")
     return Found(release, document, os.path.exists(os.path.join(folder, SERVED)))
@@ -152,12 +160,9 @@ def activate(replica: Replica, release: str, keep_previous: bool) -> None:
 def read_json(path: str) -> dict[str, Any] | None:
     """Return a small JSON object, None where there is none. Raises StateError for something else."""
     try:
-        with open(path, encoding="utf-8") as stream:
-            value = json.load(stream)
+        value = _load(path, "restore or remove it")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise StateError(f"{path} cannot be read ({error}); restore or remove it") from error
     if not isinstance(value, dict):
         raise StateError(f"{path} is not what was written there; restore or remove it")
     return value

@@ -7,14 +7,13 @@ from __future__ import annotations
 import shlex
 import socket
 import ssl
-import subprocess
 import warnings
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.lab.lab import BIN, ENGINES, GATEWAY, ROOT, code_on, environment, on, playbook
+from tests.lab.lab import ENGINES, GATEWAY, ROOT, address, code_on, on, playbook
 
 pytestmark = pytest.mark.lab
 
@@ -22,22 +21,9 @@ CURRENT = "/etc/nginx/metalserve/current"
 NGINX_PIDS = "cat /run/nginx.pid; pgrep -P $(cat /run/nginx.pid) | sort"
 
 
-def address() -> str:
-    """Return the gateway's address in the lab's network."""
-    shown = subprocess.run(
-        [str(BIN / "ansible"), "-i", "inventory/lab", GATEWAY, "-m", "ansible.builtin.debug", "-a", "var=ansible_host"],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return next(word for word in shown.stdout.replace('"', " ").split() if word.count(".") == 3)
-
-
 @pytest.fixture(scope="module")
 def host() -> str:
-    return address()
+    return address(GATEWAY)
 
 
 ASK = """
