@@ -32,6 +32,7 @@ SUITE = "bookworm"
 PACKAGES = [
     "ca-certificates",
     "dbus",
+    "docker-registry",
     "initramfs-tools",
     "iproute2",
     "kmod",
@@ -43,10 +44,25 @@ PACKAGES = [
     "udev",
 ]
 # Fetched while the disk is built and installed by the role in the machine: an emulated network is slow.
-FETCHED = ["apparmor", "docker.io", "python3-requests"]
+FETCHED = ["apparmor", "docker.io", "nftables", "python3-requests", "rsync"]
+# The stand-in engine and what it runs on, as a tar of an image's root: the machine's own Python, so nothing more is fetched.
+ENGINE = "roles/lab/files/standin_engine"
+ENGINE_TAR = "var/lib/metal/engine.tar"
+ENGINE_ROOT = [
+    "bin",
+    "lib",
+    "lib64",
+    "usr/bin/python3",
+    "usr/bin/python3.11",
+    "usr/lib/python3.11",
+    "usr/lib64",
+    "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2",
+]
+ENGINE_LIBRARIES = ["c", "m", "z", "expat", "crypto", "ssl", "uuid"]
+ENGINE_WITHOUT = ["ensurepip", "idlelib", "lib2to3", "pydoc_data", "test", "unittest"]
 TIMERS = ["apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "fstrim.timer"]
 DISK_SIZE = "8G"
-MEMORY_MIB = 2048
+MEMORY_MIB = 4096
 # Far above what it takes (a minute, when nothing else runs): only a machine that never comes up waits that long.
 BOOT_SECONDS = 1200
 KVM_SECONDS = 8
@@ -138,11 +154,17 @@ def mirror() -> str:
     raise SystemExit("no Debian mirror in this machine's apt sources: set METALSERVE_DEBIAN_MIRROR to its address")
 
 
+def engine_source() -> Path:
+    """Return the folder of the stand-in engine in this checkout."""
+    return Path(__file__).resolve().parents[2] / ENGINE
+
+
 def recipe(public_key: str) -> str:
     """Return the key of the disk: everything that its content depends on, hashed."""
-    parts = [inspect.getsource(function).encode() for function in (build, furnish)]
+    parts = [inspect.getsource(function).encode() for function in (build, furnish, put_engine)]
     parts += [repr(value).encode() for name, value in sorted(globals().items()) if name.isupper()]
     parts += [mirror().encode(), public_key.encode()]
+    parts += [path.read_bytes() for path in sorted(engine_source().rglob("*")) if path.suffix in (".py", ".json")]
     parts += [name.encode() + content for name, content in host_files().items()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
@@ -180,6 +202,7 @@ def build(cache: Path) -> Path:
     command += [SUITE, str(root), f"deb {mirror()} {SUITE} main", f"deb {mirror()} {SUITE}-updates main"]
     subprocess.run(command, check=True, stdout=sys.stderr)
     furnish(root, public)
+    put_engine(root)
     for name in ("vmlinuz", "initrd.img"):
         shutil.copy(next((root / "boot").glob(f"{name}-*")), work / name)
     say("writing the disk")
@@ -219,6 +242,18 @@ def furnish(root: Path, public_key: str) -> None:
     subprocess.run([*chroot, "systemctl", "--quiet", "enable", "systemd-networkd.service", "ssh.service"], check=True)
     subprocess.run([*chroot, "systemctl", "--quiet", "mask", *TIMERS], check=True)
     subprocess.run([*chroot, "update-initramfs", "-u"], check=True, stdout=subprocess.DEVNULL)
+
+
+def put_engine(root: Path) -> None:
+    """Leave the stand-in engine's image root in the machine as a tar: packed here, since an emulated processor is slow."""
+    target = root / ENGINE_TAR
+    target.parent.mkdir(parents=True)
+    libraries = [f"usr/lib/x86_64-linux-gnu/lib{name}.so.*" for name in ENGINE_LIBRARIES]
+    names = [str(path.relative_to(root)) for pattern in libraries for path in sorted(root.glob(pattern))]
+    without = [f"--exclude=usr/lib/python3.11/{name}" for name in ENGINE_WITHOUT]
+    subprocess.run(["tar", "-C", str(root), *without, "-cf", str(target), *ENGINE_ROOT, *names], check=True)
+    move = ["--exclude=__pycache__", "--transform=s,^\\.,opt/engine,"]
+    subprocess.run(["tar", "-C", str(engine_source()), *move, "-rf", str(target), "."], check=True)
 
 
 def qemu(image: Path, accelerator: list[str], *more: str) -> list[str]:

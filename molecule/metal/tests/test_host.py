@@ -5,12 +5,26 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 from testinfra.host import Host
 
 NOFILE = 1048576
 TINY = "metal-tiny:1"
+UNIT = "metalserve-engine@metal-0.service"
+ASK = """
+import json, sys, time, urllib.request
+body = json.dumps({"model": "standin", "prompt": "What is the capital of France?", "max_tokens": 16}).encode()
+headers = {"Authorization": "Bearer metal-key-that-guards-a-stand-in-engine", "Content-Type": "application/json"}
+for _ in range(90):
+    try:
+        answer = urllib.request.urlopen(urllib.request.Request("http://10.0.2.15:8100/v1/completions", body, headers), timeout=20)
+        sys.exit(print(json.load(answer)["choices"][0]["text"]))
+    except OSError:
+        time.sleep(2)
+sys.exit("nobody answers")
+"""
 
 
 def kernel(host: Host, *keys: str) -> list[str]:
@@ -62,6 +76,19 @@ def test_docker_uses_its_configuration(host: Host) -> None:
 
 def test_the_packages_of_the_runtime_are_held(host: Host) -> None:
     assert host.check_output("apt-mark showhold").split() == ["containerd", "docker.io", "runc"]
+
+
+def test_a_replica_serves(host: Host) -> None:
+    # Runs before and after the reboot: what answers afterwards came back without a person.
+    assert host.check_output(f"python3 -c {shlex.quote(ASK)}").strip() == "The capital of France is Paris."
+    shown = host.check_output(f"systemctl show {UNIT} --property=ActiveState,UnitFileState")
+    assert sorted(shown.splitlines()) == ["ActiveState=active", "UnitFileState=enabled"]
+
+
+def test_the_replica_has_the_limits(host: Host) -> None:
+    name = host.check_output("docker ps --filter name=metalserve --format '{{.Names}}'")
+    limits = host.check_output(f"cat /proc/$(docker inspect --format '{{{{.State.Pid}}}}' {name})/limits")
+    assert f"Max open files            {NOFILE}" in limits
 
 
 def test_nothing_of_a_gpu_is_on_a_cpu_node(host: Host) -> None:
