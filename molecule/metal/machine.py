@@ -178,6 +178,18 @@ def ssh_key(cache: Path) -> Path:
     return key
 
 
+def remove(folder: Path) -> None:
+    """Remove a folder in which a build may have been killed, whose /proc, /sys and /dev of this machine are still mounted there.
+
+    Raises SystemExit, with nothing removed, where one of them cannot be unmounted.
+    """
+    mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    for point in sorted((point for point in mounted if point.startswith(f"{folder}/")), reverse=True):
+        if subprocess.run(["umount", point], check=False).returncode != 0:
+            raise SystemExit(f"{point} is still mounted: unmount it, then run this again")
+    shutil.rmtree(folder)
+
+
 def build(cache: Path) -> Path:
     """Return the folder with disk.img, vmlinuz and initrd.img; build it where this recipe was never built."""
     public = ssh_key(cache).with_suffix(".pub").read_text()
@@ -186,7 +198,7 @@ def build(cache: Path) -> Path:
         return target
     for old in cache.iterdir():
         if old.is_dir() and re.fullmatch(r"[0-9a-f]{16}(\.new)?", old.name):
-            shutil.rmtree(old)
+            remove(old)
     work = target.with_suffix(".new")
     work.mkdir()
     root = work / "root"
@@ -208,7 +220,7 @@ def build(cache: Path) -> Path:
     say("writing the disk")
     disk = ["mke2fs", "-q", "-t", "ext4", "-L", "root", "-d", str(root), str(work / "disk.img"), DISK_SIZE]
     subprocess.run(disk, check=True, stdout=sys.stderr)
-    shutil.rmtree(root)
+    remove(root)
     work.rename(target)
     return target
 
