@@ -5,13 +5,15 @@
 
 The engine runs a model shape with dummy weights, with the environment and the cache folder that the role `engine` gives
 it. The loads of loads.json are made by the engine's own benchmark (`vllm bench serve`, random prompts); energy is the
-difference of NVML's total energy counter over the load. One JSON line a start and a load goes to --out.
+difference of NVML's total energy counter over the load. One JSON line a start and a load goes to --out. The first run of
+a load brings every engine the same prompts at the same moments, the second run others, and so on.
 
     run.py --gpu 0 --name planned --qps 50 --load warm --load qps-50 --cache DIR --tokenizer DIR --out FILE
     run.py --gpu 1 --name default --load warm --load qps-50 --cache DIR --tokenizer DIR --out FILE
     run.py --report FILE
 
-Two engines may run at once, one on each GPU. Loads with "meet" wait for each other: short and long prompts of a split.
+Two engines may run at once, one on each GPU. A load may be given several times; --report shows the mean. Loads with
+"meet" wait for each other: short and long prompts of a split.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import contextlib
 import hashlib
 import importlib
 import json
+import math
 import multiprocessing
 import os
 import shutil
@@ -30,6 +33,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -202,15 +206,21 @@ def child(part: dict[str, Any], out: str, log: str, *rest: Any) -> None:
     Path(out).write_text(json.dumps(load_part(part, *rest)), encoding="utf-8")
 
 
+def seed_of(load: str, run: int) -> int:
+    """Return the seed of the ``run``-th run of a load: the same for every engine, other prompts at each run."""
+    return zlib.crc32(f"{load} {run}".encode()) % 2**31
+
+
 def put(name: str, load: dict[str, Any], arguments: argparse.Namespace, tokenizer: Path, seed: int) -> dict[str, Any]:
     """Put one load on the engine, all of its parts at once, and return its record."""
     forked = multiprocessing.get_context("fork")
     split = "meet" in load
-    folder = arguments.out.parent / "meet" / ("split" if split else f"{arguments.name}-{name}-{seed}")
+    alone = f"{arguments.name}-gpu{arguments.gpu}-{name}-{seed}"
+    folder = arguments.out.parent / "meet" / ("split" if split else alone)
     count = load.get("meet", len(load["parts"]))
     work, parts = [], []
     for number, part in enumerate(load["parts"]):
-        own = f"{arguments.name}-{name}-{number}"
+        own = f"{arguments.name}-gpu{arguments.gpu}-{name}-{number}"
         out, log = arguments.out.parent / f"{own}.part", arguments.out.parent / f"{own}.client.log"
         out.unlink(missing_ok=True)
         ready = (folder, own, count)
@@ -221,7 +231,13 @@ def put(name: str, load: dict[str, Any], arguments: argparse.Namespace, tokenize
     for process in work:
         process.join()
     found = [{**part, **json.loads(out.read_text(encoding="utf-8"))} for part, out in parts if out.exists()]
-    record: dict[str, Any] = {"kind": "load", "engine": arguments.name, "gpu": arguments.gpu, "load": name}
+    record: dict[str, Any] = {
+        "kind": "load",
+        "engine": arguments.name,
+        "gpu": arguments.gpu,
+        "load": name,
+        "seed": seed,
+    }
     if len(found) != len(parts):
         return {**record, "error": f"{len(parts) - len(found)} of {len(parts)} clients failed; see their logs"}
     failed = sum(part["failed"] for part in found)
@@ -236,28 +252,52 @@ def put(name: str, load: dict[str, Any], arguments: argparse.Namespace, tokenize
     return {**record, "parts": found}
 
 
-def report(records: list[dict[str, Any]]) -> str:
-    """Return loads and starts as Markdown tables."""
-    rows = [
-        ["load", "engine", "rate", "requests/s", "output tokens/s", "TTFT P50 ms", "TTFT P99", "TPOT P50", "TPOT P99"]
-    ]
-    rows[0] += ["P99 of the answer s", "J/output token"]
-    rows.append(["---"] * len(rows[0]))
+def merged(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one row for each load, part and engine, in the order of the loads: the mean of its runs, and how many."""
+    groups: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
     for record in (r for r in records if r["kind"] == "load" and r["load"] != "warm"):
-        for part in record.get("parts", []):
-            joules = record.get("joules_per_output_token")
-            row = [record["load"] + (f" ({part['input']} in)" if len(record["parts"]) > 1 else ""), record["engine"]]
-            row += ["flat out" if part["rate"] is None else f"{part['rate']:g}/s", f"{part['request_throughput']:.1f}"]
-            row += [f"{part['output_throughput']:,.0f}"]
-            row += [f"{part[key]:,.1f}" for key in ("median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms")]
-            row += [f"{part['p99_e2el_ms'] / 1000:.2f}", "" if joules is None else f"{joules:.3f}"]
-            rows.append(row)
-    text = "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
-    rows = [["engine", "settings", "cache", "start s"], ["---"] * 4]
+        for number, part in enumerate(record.get("parts", [])):
+            row = {**part, "joules": record.get("joules_per_output_token"), "error": record.get("error")}
+            groups.setdefault((record["load"], number, record["engine"]), []).append(row)
+    rows = []
+    for (load, number, engine), runs in groups.items():
+        means = {key: sum(r[key] for r in runs) / len(runs) for key in KEPT}
+        joules = [r["joules"] for r in runs if r["joules"] is not None]
+        means["joules"] = sum(joules) / len(joules) if joules else math.nan
+        low, high = (pick(r["request_throughput"] for r in runs) for pick in (min, max))
+        given = {key: runs[0][key] for key in ("rate", "input")}
+        names = {"load": load, "part": number, "engine": engine, "runs": len(runs)}
+        rows.append({**names, **means, **given, "low": low, "high": high, "failed": sum(r["failed"] for r in runs)})
+    order = list(dict.fromkeys(row["load"] for row in rows))
+    return sorted(rows, key=lambda row: (order.index(row["load"]), row["part"]))
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """Return a Markdown table."""
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+
+
+def report(records: list[dict[str, Any]], reference: str = "default") -> str:
+    """Return loads and starts as Markdown tables; throughput is also compared with the engine ``reference``."""
+    loads = merged(records)
+    base_of = {(row["load"], row["part"]): row["request_throughput"] for row in loads if row["engine"] == reference}
+    rows = []
+    for row in loads:
+        against = base_of.get((row["load"], row["part"]))
+        line = [f"{row['load']} ({row['input']} in)", row["engine"], str(row["runs"]), f"{row['failed']:g}"]
+        line += [f"{row['request_throughput']:.1f} ({row['low']:.1f} to {row['high']:.1f})"]
+        line += ["" if against is None else f"{100 * (row['request_throughput'] / against - 1):+.1f} %"]
+        line += [f"{row['output_throughput']:,.0f}"]
+        line += [f"{row[key]:,.1f}" for key in ("median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms")]
+        rows.append([*line, f"{row['p99_e2el_ms'] / 1000:.2f}", f"{row['joules']:.3f}"])
+    head = ["load", "engine", "runs", "refused", "requests/s", f"against {reference}", "output tokens/s", "TTFT P50 ms"]
+    head += ["TTFT P99", "TPOT P50", "TPOT P99", "P99 of the answer s", "J/output token"]
+    starts = []
     for record in (r for r in records if r["kind"] == "start"):
         settings = ", ".join(f"{key} {value}" for key, value in record["settings"].items())
-        rows.append([record["engine"], settings, "warm" if record["warm"] else "cold", str(record.get("start_s"))])
-    return text + "\n" + "\n".join("| " + " | ".join(row) + " |" for row in rows)
+        warmth = "warm" if record["warm"] else "cold"
+        starts.append([record["engine"], str(record["gpu"]), settings, warmth, str(record.get("start_s"))])
+    return table(head, rows) + "\n\n" + table(["engine", "GPU", "settings", "cache", "start s"], starts)
 
 
 def serve(arguments: argparse.Namespace) -> int:
@@ -278,8 +318,9 @@ def serve(arguments: argparse.Namespace) -> int:
     model = arguments.cache / "model"
     model.mkdir(parents=True, exist_ok=True)
     shutil.copy(shape, model / "config.json")
-    count = len(list(arguments.out.parent.glob(f"{arguments.name}-*.engine.log")))
-    log = arguments.out.parent / f"{arguments.name}-{count}.engine.log"
+    own = f"{arguments.name}-gpu{arguments.gpu}"
+    count = len(list(arguments.out.parent.glob(f"{own}-*.engine.log")))
+    log = arguments.out.parent / f"{own}-{count}.engine.log"
     release = hashlib.sha256(json.dumps([arguments.shape, settings]).encode()).hexdigest()[:12]
     started = arguments.cache / f"started-{release}"
     warm = started.exists()
@@ -297,7 +338,8 @@ def serve(arguments: argparse.Namespace) -> int:
         record["start_s"] = round(time.monotonic() - began, 1)
         say({**record, **values_in(log.read_text(encoding="utf-8", errors="replace"))})
         for number, name in enumerate(arguments.load):
-            found = put(name, loads[name], arguments, arguments.tokenizer, 1000 * (number + 1))
+            run = arguments.first_run + arguments.load[:number].count(name)
+            found = put(name, loads[name], arguments, arguments.tokenizer, seed_of(name, run))
             code = code or int("error" in found)
             say(found)
     except RuntimeError as error:
@@ -318,6 +360,7 @@ def main() -> int:
     parser.add_argument("--shape", default="dense-7b", help="a file of benchmarks/memory/shapes")
     parser.add_argument("--max-model-len", type=int, default=32768)
     parser.add_argument("--load", action="append", default=[], help="a load of loads.json (may be repeated)")
+    parser.add_argument("--first-run", type=int, default=1, help="count the runs of each load from here: other prompts")
     parser.add_argument("--loads", type=Path, default=HERE / "loads.json", help="the loads there are")
     parser.add_argument("--cache", type=Path, help="stands for the engine's /cache")
     parser.add_argument("--tokenizer", type=Path, help="a folder that make_tokenizer.py wrote")

@@ -78,16 +78,32 @@ def test_comparison_names_the_worst_case_with_its_sign(measure: Any) -> None:
     assert "| other | CUDA out of memory |" in text
 
 
-def test_report_shows_energy_rate_and_both_parts(serving: Any) -> None:
-    part = dict.fromkeys(serving["KEPT"], 1.0)
-    parts = [{**part, "rate": None, "input": 350}, {**part, "rate": 1, "input": 30000}]
-    load = {"kind": "load", "load": "mixed", "engine": "default", "joules_per_output_token": 0.5, "parts": parts}
-    start = {"kind": "start", "engine": "default", "settings": {"max_model_len": 4096}, "warm": True, "start_s": 9.5}
-    text = serving["report"]([load, start])
-    assert "| mixed (350 in) | default | flat out |" in text
-    assert "| mixed (30000 in) | default | 1/s |" in text
+def load(serving: Any, name: str, engine: str, rate: float, *inputs: int) -> dict[str, Any]:
+    """Return a record of a load whose parts all answered ``rate`` requests a second."""
+    values = {**dict.fromkeys(serving["KEPT"], 1.0), "request_throughput": rate, "failed": 0}
+    parts = [{**values, "rate": None, "input": tokens} for tokens in inputs]
+    return {"kind": "load", "load": name, "engine": engine, "joules_per_output_token": 0.5, "parts": parts}
+
+
+def test_report_shows_energy_start_and_both_parts(serving: Any) -> None:
+    start = {"kind": "start", "engine": "default", "gpu": 1, "settings": {"max_model_len": 4096}, "warm": True}
+    text = serving["report"]([load(serving, "mixed", "default", 9.0, 350, 30000), {**start, "start_s": 9.5}])
+    assert "| mixed (350 in) | default | 1 | 0 |" in text
+    assert "| mixed (30000 in) | default | 1 | 0 |" in text
     assert "0.500 |" in text
-    assert "| default | max_model_len 4096 | warm | 9.5 |" in text
+    assert "| default | 1 | max_model_len 4096 | warm | 9.5 |" in text
+
+
+def test_report_takes_the_mean_of_the_runs_and_compares_it_with_the_defaults(serving: Any) -> None:
+    records = [load(serving, "flat-out", engine, rate, 350) for engine, rate in (("p", 60.0), ("default", 75.0))]
+    text = serving["report"]([*records, load(serving, "flat-out", "p", 84.0, 350)])
+    assert "| flat-out (350 in) | p | 2 | 0 | 72.0 (60.0 to 84.0) | -4.0 % |" in text
+
+
+def test_a_load_is_the_same_for_every_engine_and_another_at_each_run(serving: Any) -> None:
+    seed_of = serving["seed_of"]
+    assert len({seed_of(name, run) for name in ("qps-100", "flat-out") for run in (1, 2)}) == 4
+    assert seed_of("flat-out", 1) == 1783724066  # in every process, unlike hash()
 
 
 def test_engine_gets_the_roles_environment_with_its_own_cache_folder(serving: Any) -> None:
