@@ -244,6 +244,7 @@ def gateway(folder: Path, pools: list[dict[str, Any]], **variables: Any) -> Iter
             "gateway_inner_port": inner,
             "gateway_listen_address": "127.0.0.1",
             "gateway_log_dir": str(folder / "log"),
+            "gateway_log_flush_s": 0,
             "__gateway_pid_file": str(folder / "nginx.pid"),
             **variables,
         }

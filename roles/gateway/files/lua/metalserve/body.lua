@@ -3,102 +3,95 @@
 -- What routing needs to know of a request's body, without decoding it: top-level keys and about how many tokens.
 
 local ffi = require "ffi"
+local bit = require "bit"
 local cjson = require "cjson.safe"
 
 local _M = {}
 
 local QUOTE, BACKSLASH, OPEN, CLOSE, OPEN_LIST, CLOSE_LIST, COLON, COMMA = 34, 92, 123, 125, 91, 93, 58, 44
-local LONGEST_NAME = 1024
+local SPACE, LONGEST_NAME, LONGEST_KEY = 32, 1024, 24
 local WANTED = {model = true, max_tokens = true, max_completion_tokens = true, max_output_tokens = true,
     stream = true}
 
--- Return the position after the string that begins at position, or n + 1 where it does not end. Positions are counted from 0.
-local function after_string(body, bytes, position, n)
-    local from = position + 2
-    while true do
-        local stop = body:find('"', from, true)
-        if not stop then
-            return n + 1
-        end
-        local slashes = stop - 2
-        while bytes[slashes] == BACKSLASH do
-            slashes = slashes - 1
-        end
-        -- An even number of backslashes escape each other, not the quote.
-        if (stop - 2 - slashes) % 2 == 0 then
-            return stop
-        end
-        from = stop + 1
+-- Whether the quote at position ends a string: an even number of backslashes before it escape each other.
+local function ends(bytes, position)
+    local slashes = position - 1
+    while bytes[slashes] == BACKSLASH do
+        slashes = slashes - 1
     end
+    return (position - 1 - slashes) % 2 == 0
 end
 
-local function after_space(bytes, position, n)
-    while position < n and bytes[position] <= 32 do
-        position = position + 1
+-- Return the position after the string that begins at position, or nil where it does not end. Positions are counted from 0.
+-- Most strings have no escaped quote; without a loop on their way the walk below is compiled as a whole.
+local function after_string(body, bytes, position)
+    local stop = body:find('"', position + 2, true)
+    if not stop or bytes[stop - 2] ~= BACKSLASH then
+        return stop
     end
-    return position
+    while stop and not ends(bytes, stop - 1) do
+        stop = body:find('"', stop + 1, true)
+    end
+    return stop
 end
 
--- Return the whole number that begins at position, or nil.
-local function number(bytes, position, n)
-    position = after_space(bytes, position, n)
-    local first, found = position, 0
-    while position < n and bytes[position] >= 48 and bytes[position] <= 57 do
-        found = found * 10 + bytes[position] - 48
-        position = position + 1
+-- Return what the string from position to stop says.
+local function text(body, position, stop)
+    local inside = body:sub(position + 2, stop - 1)
+    if inside:find("\\", 1, true) then
+        return cjson.decode('"' .. inside .. '"')
     end
-    local stop = after_space(bytes, position, n)
-    local is_whole = position > first and stop < n and (bytes[stop] == COMMA or bytes[stop] == CLOSE)
-    return is_whole and found or nil
+    return inside
 end
 
--- Return the text (of model), the truth (of stream) or the number (of the others) that begins at position, or nil.
-local function value(key, body, bytes, position, n)
+-- Return the truth (of stream) or the whole number (of the others) that begins at position, or nil.
+local function scalar(key, body, position)
     if key == "stream" then
-        position = after_space(bytes, position, n)
         return body:sub(position + 1, position + 4) == "true"
-    elseif key ~= "model" then
-        return number(bytes, position, n)
     end
-    position = after_space(bytes, position, n)
-    local stop = position < n and bytes[position] == QUOTE and after_string(body, bytes, position, n)
-    return stop and stop <= n and stop - position < LONGEST_NAME and cjson.decode(body:sub(position + 1, stop)) or nil
+    return key ~= "model" and tonumber(body:match("^(%d+)%s*[,}]", position + 1)) or nil
 end
 
--- Return the wanted top-level keys of a JSON object: model as text, stream as a truth, the others as numbers. Nested keys do not count, and
--- text that is no JSON gives an empty table: the engine will say what is wrong with it.
+-- Return the wanted top-level keys of a JSON object: model as text, stream as a truth, the others as numbers. Nested keys
+-- do not count, and text that is no JSON gives what was found before: the engine will say what is wrong with it.
 function _M.keys(body)
     local found, n = {}, #body
     local bytes = ffi.cast("const uint8_t *", body)
-    local depth, position = 0, 0
-    while true do
-        -- Everything else between two strings is of no interest.
-        position = (body:find('[%[%]{}"]', position + 1) or n + 1) - 1
-        if position >= n then
-            return found
-        end
-        local byte = bytes[position]
+    local depth, position, key, is_value = 0, 0, nil, false
+    while position < n do
+        local byte, after = bytes[position], position + 1
         if byte == QUOTE then
-            local stop = after_string(body, bytes, position, n)
-            if stop > n then
+            after = after_string(body, bytes, position)
+            if not after then
                 return found
             end
-            if depth == 1 and stop - position < 24 then
-                local colon = after_space(bytes, stop, n)
-                local key = body:sub(position + 2, stop - 1)
-                if WANTED[key] and colon < n and bytes[colon] == COLON then
-                    found[key] = value(key, body, bytes, colon + 1, n)
+            if depth == 1 then
+                if is_value then
+                    found[key] = key == "model" and after - position < LONGEST_NAME and text(body, position, after) or nil
+                    key, is_value = nil, false
+                elseif after - position < LONGEST_KEY then
+                    key = body:sub(position + 2, after - 1)
+                    key = WANTED[key] and key or nil
                 end
             end
-            position = stop
-        else
-            depth = depth + ((byte == OPEN or byte == OPEN_LIST) and 1 or -1)
+        elseif byte == OPEN or byte == OPEN_LIST then
+            depth, key, is_value = depth + 1, nil, false
+        elseif byte == CLOSE or byte == CLOSE_LIST then
+            depth = depth - 1
             if depth <= 0 then
                 return found
             end
-            position = position + 1
+        elseif byte == COLON then
+            is_value = key ~= nil
+        elseif byte == COMMA then
+            key = nil
+        elseif is_value and byte > SPACE then
+            found[key] = scalar(key, body, position)
+            key, is_value = nil, false
         end
+        position = after
     end
+    return found
 end
 
 -- Return the body of the request, also one that lies in a file; nil where it cannot be read: some versions of the module
@@ -126,52 +119,67 @@ end
 local WINDOWS, WINDOW = 16, 512
 -- Text with less white space than this is no language: base64 and the like take many more tokens.
 local SPARSE = 0.02
--- The kind of each byte, and how many there are of each: one look-up a byte, without a branch.
-local LETTER, DIGIT, PUNCTUATION, BLANK, HIGH = 0, 1, 2, 3, 4
-local kind, counts = ffi.new("uint8_t[256]"), ffi.new("int32_t[5]")
-for byte = 0, 255 do
+-- Four counts in one number, 16 bits each, so that a byte costs one look-up and one addition.
+local LETTER, DIGIT, PUNCTUATION, BLANK = 1ULL, 0x10000ULL, 0x100000000ULL, 0x1000000000000ULL
+local kind = ffi.new("uint64_t[256]")
+for byte = 0, 127 do
     local character = string.char(byte)
-    kind[byte] = byte > 127 and HIGH or byte <= 32 and BLANK or character:find("^%d") and DIGIT
-        or character:find("^%a") and LETTER or PUNCTUATION
+    kind[byte] = byte <= 32 and BLANK or character:find("^%d") and DIGIT or character:find("^%a") and LETTER or PUNCTUATION
+end
+
+local is_digit = ffi.new("uint8_t[256]")
+for byte = 48, 57 do
+    is_digit[byte] = 1
+end
+
+local function count(counts, unit)
+    local found = tonumber(bit.band(counts / unit, 0xffffULL))
+    return found
+end
+
+-- Return the counts of the bytes from first to last.
+local function counted(bytes, first, last)
+    local counts = 0ULL
+    for position = first, last do
+        counts = counts + kind[bytes[position]]
+    end
+    return counts
 end
 
 -- Return about how many tokens a body is, from the kinds of its bytes: letters, digits, punctuation, bytes above 127
 -- (UTF-8) and \uXXXX escapes have each their own number of bytes per token. Long bodies are sampled evenly. Measured with
 -- real tokenizers, see docs/gateway.md.
 function _M.tokens(body, per_token)
-    local n = #body
-    local bytes = ffi.cast("const uint8_t *", body)
-    local escaped = 0
+    local n, counts, escapes, hex_digits = #body, 0ULL, 0, 0
     local windows = n > WINDOWS * WINDOW and WINDOWS or 1
     local size = windows == 1 and n or WINDOW
-    ffi.fill(counts, ffi.sizeof(counts))
     for window = 0, windows - 1 do
         local first = windows == 1 and 0 or math.floor(window * (n - size) / (windows - 1))
-        for position = first, first + size - 1 do
-            local one = kind[bytes[position]]
-            counts[one] = counts[one] + 1
-        end
-        -- What belongs to an escape is no letter and no digit.
-        local escape = body:find("\\u", first + 1, true)
-        while escape and escape + 5 <= first + size do
-            for position = escape - 1, escape + 4 do
-                local one = kind[bytes[position]]
-                counts[one] = counts[one] - 1
-            end
-            escaped = escaped + 6
-            escape = body:find("\\u", escape + 6, true)
+        local part = body:sub(first + 1, first + size)
+        local bytes = ffi.cast("const uint8_t *", part)
+        counts = counts + counted(bytes, 0, size - 1)
+        local escape = part:find("\\u", 1, true)
+        while escape and escape + 5 <= size do
+            escapes = escapes + 1
+            hex_digits = hex_digits + is_digit[bytes[escape + 1]] + is_digit[bytes[escape + 2]]
+                + is_digit[bytes[escape + 3]] + is_digit[bytes[escape + 4]]
+            escape = part:find("\\u", escape + 6, true)
         end
     end
-    local ascii = counts[LETTER] + counts[DIGIT] + counts[PUNCTUATION] + counts[BLANK]
-    local seen = ascii + counts[HIGH] + escaped
+    -- What belongs to an escape is no letter, no digit and no punctuation.
+    local letters = math.max(0, count(counts, LETTER) - 5 * escapes + hex_digits)
+    local digits = count(counts, DIGIT) - hex_digits
+    local punctuation, blank, escaped = count(counts, PUNCTUATION) - escapes, count(counts, BLANK), 6 * escapes
+    local ascii, seen = letters + digits + punctuation + blank, size * windows
     if seen == 0 then
         return 0
     end
-    local dense = ascii > seen / 2 and counts[BLANK] < SPARSE * ascii
-    local tokens = (counts[LETTER] + counts[BLANK]) / (dense and per_token.dense or per_token.letters)
-        + counts[DIGIT] / per_token.digits + counts[PUNCTUATION] / per_token.punctuation
-        + counts[HIGH] / per_token.utf8 + escaped / per_token.escaped
-    return math.ceil(n * tokens / seen)
+    local dense = ascii > seen / 2 and blank < SPARSE * ascii
+    local tokens = (letters + blank) / (dense and per_token.dense or per_token.letters)
+        + digits / per_token.digits + punctuation / per_token.punctuation
+        + (seen - ascii - escaped) / per_token.utf8 + escaped / per_token.escaped
+    local all = math.ceil(n * tokens / seen)
+    return all
 end
 
 return _M

@@ -4,7 +4,7 @@
 
 local cjson = require "cjson.safe"
 
-local _M = {pools = {}, by_name = {}, models = {}, replicas = {}, keys = {}, engine_token = ""}
+local _M = {pools = {}, by_name = {}, models = {}, replicas = {}, keys = {}, vips = {}, engine_token = ""}
 
 local function read(path)
     local file, err = io.open(path, "rb")
@@ -28,7 +28,7 @@ end
 function _M.load(folder)
     local plan = read(folder .. "/plan.json")
     local secrets = read(folder .. "/keys.json")
-    _M.pools, _M.by_name, _M.models, _M.replicas, _M.keys = {}, {}, {}, {}, {}
+    _M.pools, _M.by_name, _M.models, _M.replicas, _M.keys, _M.vips = {}, {}, {}, {}, {}, {}
     _M.settings = plan.settings
     _M.default_model = plan.pools[1].served_name
     for position, pool in ipairs(plan.pools) do
@@ -53,8 +53,9 @@ function _M.load(folder)
     end
     for _, entry in ipairs(secrets.clients) do
         _M.keys[binary(entry.sha256)] = entry
-        _M.has_vip = _M.has_vip or entry.vip
+        _M.vips[entry.name] = entry.vip or nil
     end
+    _M.has_vip = next(_M.vips) ~= nil
     _M.engine_token = secrets.engine_token
 end
 

@@ -25,7 +25,8 @@ local function sha256(text)
     ffi.C.SHA256_Init(context)
     ffi.C.SHA256_Update(context, text, #text)
     ffi.C.SHA256_Final(digest, context)
-    return ffi.string(digest, 32)
+    local found = ffi.string(digest, 32)
+    return found
 end
 
 -- Answer with an error in the form that OpenAI's clients read, and end the request.
@@ -36,25 +37,45 @@ local function refuse(status, kind, code, message)
     return ngx.exit(status)
 end
 
+-- An id for a request that brought none: a beginning that is this worker's own, and a number that comes again after 2^40.
+-- nginx's $request_id asks OpenSSL for random bytes each time, which costs as much as finding the replica.
+local own_beginning, number
+local STEP, NUMBERS = 679471275673, 2 ^ 40
+
+local function begin_ids()
+    local file = assert(io.open("/dev/urandom", "rb"))
+    own_beginning = file:read(11):gsub(".", function(byte) return string.format("%02x", byte:byte()) end)
+    number = math.random(0, 2 ^ 31)
+    file:close()
+end
+
+local function new_id()
+    if not own_beginning then
+        begin_ids()
+    end
+    number = (number + STEP) % NUMBERS
+    local id = string.format("%s%010x", own_beginning, number)
+    return id
+end
+
 -- Keys -----------------------------------------------------------------------------------------------------------
 
 local SPACE, LONGEST_KEY = 32, 512
 
--- Rewrite phase, before limits and before the body is read: find the client by the SHA-256 of its key. The look-up is by
--- digest, so its time says nothing about a key.
+-- Before the body is read, and before the limit on a key's rate where there is one: find the client by the SHA-256 of
+-- its key. The look-up is by digest, so its time says nothing about a key.
 function _M.authenticate()
     local header = ngx.var.http_authorization or ""
-    local first = 8
-    while header:byte(first) == SPACE do
-        first = first + 1
-    end
-    local key = header:sub(first)
+    local key = header:byte(8) == SPACE and header:sub(8):gsub("^ +", "") or header:sub(8)
     local client = #key <= LONGEST_KEY and header:sub(1, 7):lower() == "bearer " and config.keys[sha256(key)]
     if not client then
         return ngx.exit(401)
     end
     ngx.var.metalserve_key_name = client.name
-    ngx.var.metalserve_vip = client.vip and "1" or ""
+    if not ngx.var.http_x_request_id then
+        ngx.var.metalserve_new_id = new_id()
+    end
+    return client.name
 end
 
 -- Pools ----------------------------------------------------------------------------------------------------------
@@ -194,9 +215,9 @@ local function too_many(rejected)
 end
 
 -- Return how many requests the replicas of list may have together: their batches and the pool's queue, this gateway's part.
-local function room(pool, list)
+local function room(pool, list, key_name)
     local most = math.ceil((#list * pool.max_num_seqs + pool.queue) / pool.gateways)
-    if config.has_vip and ngx.var.metalserve_vip == "" then
+    if config.has_vip and not config.vips[key_name] then
         most = math.max(1, math.floor(most * (1 - config.settings.vip_share)))
     end
     return most
@@ -217,23 +238,26 @@ local function elsewhere(pool, list)
 end
 
 -- Take the request into a pool and give it a replica of list, unless these are full.
-local function enter(pool, list, text)
-    ngx.var.metalserve_pool, ngx.var.metalserve_counted = pool.name, pool.name
+local function enter(pool, list, text, key_name)
+    ngx.var.metalserve_counted = pool.name
     local replica, count = choose(list, nil, text, pool.replica_max_in_flight)
     local pool_count = state.count(pool.counter, 1) - elsewhere(pool, list)
-    if pool_count > room(pool, list) or count >= pool.replica_max_in_flight then
+    if pool_count > room(pool, list, key_name) or count >= pool.replica_max_in_flight then
         return too_many("pool_full")
     end
     take(replica)
-    ngx.var.metalserve_upstream = pool.upstream
 end
 
 local function is_inside()
     return ngx.var.server_port == config.settings.inner_port_text
 end
 
--- Access phase: body, pool, room, replica.
+-- Access phase: key, body, pool, room, replica.
 function _M.access()
+    local key_name = ngx.var.metalserve_key_name
+    if key_name == "" then
+        key_name = _M.authenticate()
+    end
     local text = body.read()
     if not text and not is_inside() then
         return ngx.exec("@metalserve_inside")
@@ -267,11 +291,11 @@ function _M.access()
     local allowed = config.settings.key_max_in_flight
     if allowed > 0 then
         ngx.var.metalserve_key_counted = "1"
-        if state.count("key|" .. ngx.var.metalserve_key_name, 1) > allowed then
+        if state.count("key|" .. key_name, 1) > allowed then
             return too_many("key_full")
         end
     end
-    enter(pool, list, text)
+    enter(pool, list, text, key_name)
     -- Only where a replica could find the request too long is its 400 looked at: there the text of a 400 is lost.
     if most > pool.max_model_len and longer(pool) then
         return ngx.exec("@metalserve_climbing")
@@ -288,7 +312,8 @@ function _M.retry()
         if not above then
             return refuse(503, "server_error", "unavailable", "No replica for this length is available; try again shortly.")
         end
-        return enter(above, state.eligible(above), body.read())
+        ngx.var.metalserve_pool = above.name
+        return enter(above, state.eligible(above), body.read(), ngx.var.metalserve_key_name)
     end
     local other = choose(state.eligible(pool), first)
     ngx.var.metalserve_rejected = "503"
@@ -346,22 +371,37 @@ for name in ([[connection content-encoding content-length content-type date retr
     SHOWN[name:gsub("%f[%a]%a", string.upper)] = true
 end
 
--- Header filter: an engine's own headers stay here; and a body that nginx itself could not read is answered with a page
--- of its own, where clients get JSON.
+-- What an answer that says no needs beside it. A body that nginx itself could not read is answered with a page of its own,
+-- where clients get JSON.
+local function mend(status)
+    if status == 401 then
+        ngx.header["WWW-Authenticate"] = 'Bearer realm="metalserve"'
+    elseif (status == 429 or status == 503) and not ngx.header["Retry-After"] then
+        -- Also where an engine says 503 and forgets to say when to come back.
+        ngx.header["Retry-After"] = "1"
+    elseif status == 400 and ngx.header["Content-Type"] == "text/html" then
+        ngx.ctx.instead = cjson.encode({error = {
+            message = "The request could not be read.", type = "invalid_request_error", param = cjson.null, code = "bad_request",
+        }}) .. "\n"
+        ngx.header["Content-Type"] = "application/json"
+        ngx.header["Content-Length"] = #ngx.ctx.instead
+    end
+end
+
+-- Header filter: an engine's own headers stay here.
 function _M.head()
-    if ngx.var.metalserve_peer ~= "" then
+    local peer, status = ngx.var.metalserve_peer, ngx.status
+    if peer ~= "" then
+        -- What the body filter needs, for each part of the answer.
+        ngx.ctx.peer = peer
         for name in pairs(ngx.resp.get_headers(0, true)) do
             if not SHOWN[name] and not SHOWN[name:lower()] then
                 ngx.header[name] = nil
             end
         end
     end
-    if ngx.status == 400 and ngx.header["Content-Type"] == "text/html" then
-        ngx.ctx.instead = cjson.encode({error = {
-            message = "The request could not be read.", type = "invalid_request_error", param = cjson.null, code = "bad_request",
-        }}) .. "\n"
-        ngx.header["Content-Type"] = "application/json"
-        ngx.header["Content-Length"] = #ngx.ctx.instead
+    if status >= 400 then
+        mend(status)
     end
 end
 
@@ -375,8 +415,8 @@ function _M.filter()
         ctx.instead = ""
         return
     end
-    local id = ngx.var.metalserve_peer
-    if not id or id == "" then
+    local id = ctx.peer
+    if not id then
         return
     end
     local now = ngx.now()
@@ -400,7 +440,7 @@ end
 -- Log phase: whatever happened, the request is over.
 function _M.done()
     leave_pool()
-    if ngx.var.metalserve_key_counted == "1" then
+    if config.settings.key_max_in_flight > 0 and ngx.var.metalserve_key_counted == "1" then
         state.count("key|" .. ngx.var.metalserve_key_name, -1)
     end
     -- The variables stay as they are: the access log may be written after this.
