@@ -129,6 +129,25 @@ def release_reason(result: Mapping[str, Any]) -> str:
     return str(result.get("msg") or "failed")
 
 
+def _failing(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    return {
+        str(item["id"]): f"{item['id']}: {item['current']}, should be {item['desired']}"
+        for item in verdicts
+        if item["verdict"] == "fail" and not item.get("waiver")
+    }
+
+
+def release_failing(verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence per check of metal.serve.host_audit that fails and is not waived."""
+    return list(_failing(verdicts).values())
+
+
+def release_worse(verdicts: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence per check that fails and did not fail ``before``."""
+    known = _failing(before)
+    return [text for name, text in _failing(verdicts).items() if name not in known]
+
+
 def release_summary(work: Mapping[str, Any], compared: Mapping[str, Any]) -> list[str]:
     """Return what will change, a line per node and difference."""
     found = []
@@ -202,6 +221,8 @@ class FilterModule:
             "release_batches": release_batches,
             "release_refusals": release_refusals,
             "release_reason": release_reason,
+            "release_failing": release_failing,
+            "release_worse": release_worse,
             "release_summary": release_summary,
             "release_conservative": release_conservative,
             "release_times": release_times,

@@ -6,12 +6,17 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: engine_guard
-short_description: Put the checks before an engine's start on a node
+short_description: Put the checks before an engine's start, or the watchdog, on a node
 version_added: 0.1.0
 description:
   - Writes one executable file made of this collection's own modules, which the engines' unit runs before each
-    start. The same version of the collection gives the same bytes.
+    start, or which watches them while they run. The same version of the collection gives the same bytes.
 options:
+  tool:
+    description: V(guard) for the checks before a start, V(watchdog) for the watch over engines that run.
+    type: str
+    choices: [guard, watchdog]
+    default: guard
   path:
     description: The file.
     type: path
@@ -46,7 +51,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.metal.serve.plugins.module_utils.common import files
 from ansible_collections.metal.serve.plugins.module_utils.models import manifest
-from ansible_collections.metal.serve.plugins.module_utils.release import guard, tool
+from ansible_collections.metal.serve.plugins.module_utils.release import guard, tool, watchdog
 
 
 def read(path: str) -> bytes:
@@ -73,11 +78,17 @@ def write(path: str, data: bytes) -> None:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(
-        argument_spec={"path": {"type": "path", "default": "/opt/metalserve/engine-guard.pyz"}},
+        argument_spec={
+            "tool": {"type": "str", "choices": ["guard", "watchdog"], "default": "guard"},
+            "path": {"type": "path", "default": "/opt/metalserve/engine-guard.pyz"},
+        },
         supports_check_mode=True,
     )
     path = module.params["path"]
-    wanted = tool.archive([files, manifest], guard)
+    shared = [files, manifest]
+    wanted = (
+        tool.archive([*shared, guard], watchdog) if module.params["tool"] == "watchdog" else tool.archive(shared, guard)
+    )
     before = read(path)
     changed = before != wanted
     diff = {

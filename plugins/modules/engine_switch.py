@@ -58,6 +58,10 @@ options:
     description: Id of the run that asks.
     type: str
     default: ''
+  by:
+    description: Who asks, user@host, for V(noted_out).
+    type: str
+    default: ''
   phase:
     description: Phase to write into the lock of this run, whose heartbeat is renewed.
     type: str
@@ -330,6 +334,22 @@ class Run:
         state.remove_release(replica, release)
         self.changed = True
 
+    def noted_out(self) -> list[str]:
+        """Note that the replicas are to get no requests; a note that is there already stays."""
+        for replica in self.replicas:
+            if os.path.exists(replica.rotation):
+                continue
+            self.changed = True
+            if not self.module.check_mode:
+                state.note_out(replica, self.p["by"], self.p["run"], time.time())
+        return []
+
+    def noted_in(self) -> list[str]:
+        """Remove the note."""
+        for replica in self.replicas:
+            self.changed |= os.path.exists(replica.rotation) if self.module.check_mode else state.note_in(replica)
+        return []
+
     def run(self) -> dict[str, Any]:
         """Do what O(state) says."""
         if self.p["phase"] and not self.module.check_mode:
@@ -355,7 +375,16 @@ def main() -> None:
             "state": {
                 "type": "str",
                 "required": True,
-                "choices": ["observed", "stopped", "activated", "started", "proven", "settled"],
+                "choices": [
+                    "observed",
+                    "stopped",
+                    "activated",
+                    "started",
+                    "proven",
+                    "settled",
+                    "noted_out",
+                    "noted_in",
+                ],
             },
             "replicas": {"type": "list", "elements": "str", "default": []},
             "releases": {"type": "dict", "default": {}},
@@ -364,6 +393,7 @@ def main() -> None:
             "graceful": {"type": "bool", "default": True},
             "wait": {"type": "int", "default": 15},
             "run": {"type": "str", "default": ""},
+            "by": {"type": "str", "default": ""},
             "phase": {"type": "str", "default": ""},
         },
         supports_check_mode=True,

@@ -132,7 +132,8 @@ def ask(port: int, method: str, path: str, body: dict[str, Any] | None = None) -
         connection.close()
     if response.status == 404 and path == "/state":
         raise GatewayError(
-            "this gateway runs in mode plain, which has no rotation; set gateway_mode to lua and run the tag gateway"
+            "this gateway runs in mode plain, which has no rotation; set gateway_mode to lua and run the tag gateway, "
+            "or go by hand: docs/operations.md, Without a rotation"
         )
     if response.status != 200:
         raise GatewayError(f"the gateway answers {response.status} to {path}: {text.strip()[:300]}")

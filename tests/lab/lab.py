@@ -64,10 +64,10 @@ def playbook(name: str, *arguments: str, timeout_s: float = 900) -> Run:
     return Run(done.returncode, done.stdout)
 
 
-def on(node: str, command: str, check: bool = True) -> str:
-    """Run ``command`` with sh as root on a lab node and return its standard output."""
+def on(node: str, command: str, check: bool = True, lab: str = "metalserve-lab") -> str:
+    """Run ``command`` with sh as root on a node of a lab and return its standard output."""
     done = subprocess.run(
-        ["docker", "exec", f"metalserve-lab-{node}", "sh", "-c", command],
+        ["docker", "exec", f"{lab}-{node}", "sh", "-c", command],
         capture_output=True,
         text=True,
         errors="replace",

@@ -30,12 +30,19 @@ FILES = {
     "steps/settle.yml": "soak",
     "until_soaked.yml": "soak",
     "back.yml": "back",
+    "maintain_back.yml": "back",
     "blind.yml": "back",
+    "named.yml": "back",
+    "maintenance.yml": "maintenance",
+    "audit.yml": "audit",
+    "no_worse.yml": "audit",
     "stop.yml": "stop of the run",
 }
 """Phase by task file of the role release."""
 
-TOUCHING = frozenset(["drain", "wait", "baseline", "stop", "activate", "start", "ready", "gate", "rotation", "soak"])
+TOUCHING = frozenset(
+    ["drain", "wait", "baseline", "stop", "activate", "start", "ready", "gate", "rotation", "soak", "maintenance"]
+)
 GOOD, BAD, REFUSED = 0, 1, 2
 
 

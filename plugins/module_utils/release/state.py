@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,11 @@ class Replica:
     def record(self) -> str:
         """File of a change of ``current`` that is not proven yet; see open_change."""
         return os.path.join(self.folder, "redeploy.json")
+
+    @property
+    def rotation(self) -> str:
+        """File that is there while the replica is to get no requests; see note_out."""
+        return os.path.join(self.folder, "rotation.json")
 
     def release(self, release: str) -> str:
         """The folder of one release."""
@@ -211,6 +217,24 @@ def settle_change(replica: Replica) -> bool:
     if not os.path.exists(replica.record):
         return False
     os.unlink(replica.record)
+    return True
+
+
+def note_out(replica: Replica, by: str, run: str, now: float) -> None:
+    """Keep on the node that the replica is wanted out of rotation: by whom, by which run, since when. Raises OSError.
+
+    The gateways own the rotation. With this copy an audit of the node can tell a drained replica from a dead one.
+    """
+    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
+    write_atomic(replica.rotation, canonical_json({"in": False, "by": by, "run": run, "since": since}), 0o644)
+
+
+def note_in(replica: Replica) -> bool:
+    """Forget it; True where it was noted. Raises OSError."""
+    try:
+        os.unlink(replica.rotation)
+    except FileNotFoundError:
+        return False
     return True
 
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,11 @@ from tests.lab import lab
 from tests.lab.redeploy.client import Load
 
 ROOT = lab.ROOT
-INVENTORY = "tests/lab/redeploy/inventory"
+INVENTORY = os.environ.get("METALSERVE_REDEPLOY_INVENTORY", "tests/lab/redeploy/inventory")
 LAB = Path(os.environ.get("METALSERVE_REDEPLOY_LAB", ROOT / ".lab" / "redeploy"))
 NAME = "metalserve-redeploy"
-ENGINES, GATEWAYS = ("engine1", "engine2"), ("gateway1", "gateway2")
+ENGINES = ("engine1", "engine2")
+GATEWAYS = tuple(os.environ.get("METALSERVE_REDEPLOY_GATEWAYS", "gateway1 gateway2").split())
 PREFIX = "172.30.79"
 ADDRESSES = {
     "gateway1": f"{PREFIX}.10",
@@ -33,43 +36,83 @@ def key() -> str:
     return (LAB / "secrets" / "api_key").read_text().strip()
 
 
-def load(clients: int = 12, pause_s: float = 0.0) -> Load:
-    """Return clients of both gateways."""
-    return Load([(ADDRESSES[name], str(LAB / "tls" / f"{name}.crt")) for name in GATEWAYS], key(), clients, pause_s)
+def load(clients: int = 12, rate: float = 0.0, words: int = 8, tokens: int = 8) -> Load:
+    """Return clients of all gateways."""
+    gateways = [(ADDRESSES[name], str(LAB / "tls" / f"{name}.crt")) for name in GATEWAYS]
+    return Load(gateways, key(), clients, rate, words, tokens)
 
 
-def command(name: str, *arguments: str) -> list[str]:
-    """Return the command of a playbook over the redeploy lab."""
-    return [str(lab.BIN / "ansible-playbook"), f"playbooks/{name}.yml", "-i", INVENTORY, *arguments]
+class Playbook:
+    """A playbook that runs, its output in a file: nothing waits for a pipe that nobody reads."""
+
+    def __init__(self, name: str, *arguments: str) -> None:
+        """Start ``playbooks/<name>.yml`` over the redeploy lab in a session of its own."""
+        self.log = tempfile.NamedTemporaryFile("w+", prefix=f"{name}-", suffix=".log")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [str(lab.BIN / "ansible-playbook"), f"playbooks/{name}.yml", "-i", INVENTORY, *arguments],
+            cwd=ROOT,
+            env=lab.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    @property
+    def output(self) -> str:
+        """What it said until now."""
+        return Path(self.log.name).read_text(encoding="utf-8", errors="replace")
+
+    def until(self, *words: str, seconds: float = 240) -> None:
+        """Wait until a task begins whose name has one of ``words``."""
+        ends = time.monotonic() + seconds
+        while True:
+            over = self.process.poll() is not None
+            tasks = [line for line in self.output.splitlines() if line.startswith("TASK")]
+            if any(word in line for line in tasks for word in words):
+                return
+            assert not over, f"it ended before {words}:\n{self.output[-3000:]}"
+            assert time.monotonic() < ends, f"no task {words}:\n{self.output[-3000:]}"
+            time.sleep(0.1)
+
+    def finish(self, seconds: float = 600) -> lab.Run:
+        """Wait for its end."""
+        code = self.process.wait(seconds)
+        return lab.Run(code, self.output)
+
+    def kill(self) -> None:
+        """Kill the controller as a power cut would: the run and every process below it, with sessions of their own."""
+        for pid in family(self.process.pid):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.process.wait(30)
 
 
-def start(name: str, *arguments: str) -> subprocess.Popen[str]:
-    """Start a playbook in a process group of its own."""
-    return subprocess.Popen(
-        command(name, *arguments),
-        cwd=ROOT,
-        env=lab.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+def family(pid: int) -> list[int]:
+    """Return a process and all below it."""
+    parents = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, IndexError):
+                continue
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found
 
 
 def playbook(name: str, *arguments: str, timeout_s: float = 600) -> lab.Run:
     """Run a playbook to its end."""
-    with start(name, *arguments) as process:
-        output, _ = process.communicate(timeout=timeout_s)
-    return lab.Run(process.returncode, output)
+    return Playbook(name, *arguments).finish(timeout_s)
 
 
 def on(node: str, text: str, check: bool = True) -> str:
     """Run a shell command as root on a node."""
-    done = subprocess.run(
-        ["docker", "exec", f"{NAME}-{node}", "sh", "-c", text], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert not check or done.returncode == 0, f"{node}: {text}: {done.stdout}{done.stderr}"
-    return done.stdout
+    return lab.on(node, text, check, lab=NAME)
 
 
 def rotation(gateway: str = "gateway1") -> dict[str, dict[str, Any]]:
@@ -91,8 +134,18 @@ def current(node: str) -> str:
     return on(node, "basename $(readlink /var/lib/metalserve/engines/short-0/current)").strip()
 
 
+def container(node: str) -> str:
+    """Return the name of the container that runs on a node."""
+    return on(node, "docker ps --format '{{.Names}}'").strip()
+
+
+def started(node: str) -> str:
+    """Return when the containers that run on a node were started."""
+    return on(node, "docker ps -q | xargs -r docker inspect -f '{{.Name}} {{.State.StartedAt}}'")
+
+
 def all_serve() -> list[str]:
-    """Return what keeps a replica from serving, as both gateways see it; empty where all do."""
+    """Return what keeps a replica from serving, as all gateways see it; empty where all do."""
     wrong = []
     for gateway in GATEWAYS:
         for name, item in rotation(gateway).items():

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 from tests.lab.redeploy import lab
 
+RATE = 230.0
+
 
 def test_nothing_is_lost_over_a_redeploy_and_a_rollback() -> None:
     before = {gateway: lab.workers(gateway) for gateway in lab.GATEWAYS}
     releases = [lab.current(node) for node in lab.ENGINES]
-    with lab.load() as load:
+    with lab.load(clients=48, rate=RATE) as load:
+        load.until(500)
         forward = lab.playbook("redeploy", *lab.release("next"))
         deployed = [lab.current(node) for node in lab.ENGINES]
         back = lab.playbook("rollback")
@@ -20,6 +23,7 @@ def test_nothing_is_lost_over_a_redeploy_and_a_rollback() -> None:
     assert back.code == 0, back.end
     assert seen.failed == []
     assert seen.good >= 2000
+    assert seen.rate >= 200
     assert all(one != other for one, other in zip(releases, deployed, strict=True))
     assert [lab.current(node) for node in lab.ENGINES] == releases
     assert {gateway: lab.workers(gateway) for gateway in lab.GATEWAYS} == before
@@ -28,15 +32,9 @@ def test_nothing_is_lost_over_a_redeploy_and_a_rollback() -> None:
 
 
 def test_the_same_release_again_does_nothing() -> None:
-    started = [
-        lab.on(node, "docker ps --format '{{.Names}}' | xargs docker inspect -f '{{.State.StartedAt}}'")
-        for node in lab.ENGINES
-    ]
+    started = [lab.started(node) for node in lab.ENGINES]
     run = lab.playbook("redeploy")
     assert run.code == 0, run.end
     assert "Nothing to do" in run.output
     assert {host: count for host, count in run.changed.items() if host in lab.ENGINES} == dict.fromkeys(lab.ENGINES, 0)
-    assert started == [
-        lab.on(node, "docker ps --format '{{.Names}}' | xargs docker inspect -f '{{.State.StartedAt}}'")
-        for node in lab.ENGINES
-    ]
+    assert started == [lab.started(node) for node in lab.ENGINES]

@@ -283,6 +283,11 @@ BREAK: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
         engine_off(**{"in": False, "by": "redeploy.yml", "since": "2026-11-30T10:00:00Z"}),
         {"engine.ready": "warn"},
     ),
+    "the node was retired": (
+        {**engine_off(**{"in": False, "by": "ada@desk", "since": "2026-11-30T10:00:00Z"}),
+         UNITS: units(engine={"ActiveState": "inactive", "SubState": "dead", "Result": "success", "UnitFileState": "disabled"})},
+        {"engine.ready": "warn", "engine.starts_at_boot": "warn"},
+    ),
     "the engine works": (
         {"scrapes/short-0.prom": scrape(2, 1, 100), "progress/short-0.prom": "# interval_s 0.25\n" + scrape(2, 1, 108),
          "index.json": index(engine_progress="ok")},

@@ -180,3 +180,18 @@ def test_headroom_counts_what_a_drain_takes_away() -> None:
     work = {"a": [{"step": "drain", "replicas": ["short-0"]}], "b": [{"step": "drain", "replicas": ["short-0"]}]}
     assert filters.release_refusals(["a"], views, plans, work) == []
     assert filters.release_refusals(["a", "b"], views, plans, work)[0].startswith("pool short: 2 replicas, headroom 1")
+
+
+def test_what_fails_after_maintenance_and_did_not_before() -> None:
+    def verdict(name: str, word: str, **more: Any) -> dict[str, Any]:
+        return {"id": name, "verdict": word, "current": "1", "desired": "0", **more}
+
+    before = [verdict("numa.balancing", "fail"), verdict("gpu.ecc", "unknown"), verdict("driver.version", "pass")]
+    after = [
+        verdict("numa.balancing", "fail"),
+        verdict("gpu.ecc", "fail"),
+        verdict("driver.version", "fail", waiver={"reason": "known"}),
+    ]
+    assert filters.release_worse(after, before) == ["gpu.ecc: 1, should be 0"]
+    assert filters.release_failing(after) == ["numa.balancing: 1, should be 0", "gpu.ecc: 1, should be 0"]
+    assert filters.release_worse(before, before) == []

@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -20,6 +21,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from ansible_collections.metal.serve.plugins.module_utils.release import lock
 
 ROOT = Path(__file__).parents[3]
 
@@ -132,3 +135,38 @@ def test_a_failure_in_the_second_of_three_batches_stops_the_run(tmp_path: Path, 
     assert "node2: A rescue that fails as well: and so is the rescue" in output
     assert "Going back failed too" in output
     assert not list(tmp_path.glob("**/redeploy.lock")), "every lock was given back"
+
+
+@pytest.mark.parametrize(("age_s", "code"), [(1.0, 2), (lock.STALE_S + 60, 0)])
+def test_site_refuses_while_a_redeploy_is_at_work(tmp_path: Path, age_s: float, code: int) -> None:
+    """A lock of another machine that lives stops the run with its holder's name; one without heartbeat does not."""
+    now = time.time()
+    holder = lock.Holder(
+        "redeploy-1", "ada@desk", machine="another", pid=4711, started=now - 600, heartbeat=now - age_s
+    )
+    path = tmp_path / lock.NAME
+    lock.write(str(path), holder)
+    before = path.read_text()
+    local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ansible_become": False}
+    hosts = {"engines": {"hosts": {"node": {}}}, "gateways": {"hosts": {"gateway": {}}}}
+    inventory = {"all": {"vars": {**local, "metalserve_root": str(tmp_path)}, "children": hosts}}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
+    done = subprocess.run(
+        [
+            str(Path(sys.executable).parent / "ansible-playbook"),
+            "-i",
+            str(tmp_path / "hosts.yml"),
+            "--limit",
+            "node",
+            str(ROOT / "playbooks" / "unlocked.yml"),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "ANSIBLE_NOCOLOR": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout
+    assert ("gateway is held by ada@desk (run redeploy-1, process 4711" in done.stdout) == (code != 0), done.stdout
+    assert path.read_text() == before

@@ -84,6 +84,7 @@ def do(machine: Machine, what: str, check: bool = False, **more: Any) -> dict[st
         "graceful": True,
         "wait": 0,
         "run": "redeploy-1",
+        "by": "ada@desk",
         "phase": "",
         **more,
     }
@@ -167,3 +168,21 @@ def test_a_check_changes_nothing(machine: Machine) -> None:
     do(machine, "settled", check=True)
     assert (machine.unit, state.read_link(str(machine.root / "engines" / "short-0" / "current"))) == ("active", OLD)
     assert not [call for call in machine.calls if call.startswith(("systemctl st", "docker stop"))]
+
+
+def test_the_node_knows_that_it_is_out(machine: Machine) -> None:
+    path = machine.root / "engines" / "short-0" / "rotation.json"
+    assert do(machine, "noted_out", check=True)["changed"]
+    assert not path.exists()
+    assert do(machine, "noted_out")["changed"]
+    assert {**json.loads(path.read_text()), "since": ""} == {
+        "in": False,
+        "by": "ada@desk",
+        "run": "redeploy-1",
+        "since": "",
+    }
+    assert not do(machine, "noted_out", run="redeploy-2")["changed"], "it stays with whoever took it out"
+    assert json.loads(path.read_text())["run"] == "redeploy-1"
+    assert do(machine, "noted_in")["changed"]
+    assert not path.exists()
+    assert not do(machine, "noted_in")["changed"]

@@ -190,7 +190,11 @@ def starts_at_boot(facts: HostFacts, policy: Policy) -> Finding:
         unit = facts.services.get(f"metalserve-engine@{engine.replica}.service")
         if unit is None or unit.unit_file_state is None:
             return "unknown", f"{engine.replica}: its unit is not loaded, so systemd did not show it"
-        enabled = unit.unit_file_state in ("enabled", "enabled-runtime")
-        return None if enabled else ("fail", f"{engine.replica}: {unit.name} is {unit.unit_file_state}")
+        if unit.unit_file_state in ("enabled", "enabled-runtime"):
+            return None
+        # remove_node.yml drains a node and disables its units on purpose.
+        out = desired_out(engine)
+        state = f"{engine.replica}: {unit.name} is {unit.unit_file_state}"
+        return ("warn", f"{state}, {out}") if out else ("fail", state)
 
     return worst(by_one(facts.metalserve.engines or [], one), "enabled", "enabled")
