@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import time
 
@@ -58,26 +57,32 @@ def test_an_engine_that_ends_or_hangs_costs_what_it_had_in_flight(signal: str) -
     assert all(failure.sent <= began + out_s for failure in seen.failed), seen.failed
 
 
+def fault(node: str, name: str, factor: int = 1) -> None:
+    """Change what the stand-in on a node does from now on."""
+    lines = [
+        "import json, urllib.request as u",
+        f"body = json.dumps({{'fault': '{name}', 'factor': {factor}}}).encode()",
+    ]
+    lines.append(f"u.urlopen('{CONTROL}', body)")
+    text = "\n".join(lines)
+    lab.on(node, f"python3 - <<'END'\n{text}\nEND")
+
+
 def test_one_long_prefill_alone_is_never_ejected() -> None:
-    """Eight seconds without a token, while nothing else is in flight: within the plan's bound of ten."""
-    others = [node for node in lab.ENGINES if node != NODE]
-    slow = json.dumps({"fault": "slow", "factor": 85})
+    """Some eight seconds without a token, while nothing else is in flight: within the plan's bound of ten."""
+    started = {node: lab.started(node) for node in lab.ENGINES}
     try:
         for node in lab.ENGINES:
-            lab.on(node, f"python3 -c \"import urllib.request as u; u.urlopen('{CONTROL}', b'''{slow}''')\"")
-        started = {node: lab.started(node) for node in lab.ENGINES}
-        with lab.load(clients=1, words=1500, tokens=1) as load:
-            healthy = []
+            fault(node, "slow", 85)
+        healthy = []
+        with lab.load(clients=1, words=1450, tokens=1) as load:
             for _ in range(40):
                 healthy += [item["observed"]["healthy"] for item in lab.rotation().values()]
                 time.sleep(0.2)
-        print(f"{load.seen.good} prefills, the slowest {load.seen.slowest_s:.1f} s")
     finally:
-        for node in (NODE, *others):
-            lab.on(
-                node,
-                f"python3 -c \"import urllib.request as u; u.urlopen('{CONTROL}', b'''{{\\\"fault\\\": \\\"none\\\"}}''')\"",
-            )
+        for node in lab.ENGINES:
+            fault(node, "none")
+    print(f"{load.seen.good} prefills, the slowest {load.seen.slowest_s:.1f} s")
     assert all(healthy)
     assert load.seen.failed == []
     assert load.seen.slowest_s > 5

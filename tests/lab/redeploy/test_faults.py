@@ -71,7 +71,7 @@ def test_a_changed_model_file_changes_nothing() -> None:
 
 def test_two_at_once() -> None:
     first = lab.Playbook("redeploy", *lab.release("garbage"), *QUICK)
-    first.until("See that the models", "Plan the engines", "Put the models", "Send it no new requests")
+    first.until("Make ready what it is to become")
     second = lab.playbook("redeploy", *lab.release("next"), *QUICK)
     assert second.code == 2
     assert "is held by" in second.output, second.end
@@ -86,7 +86,7 @@ def test_two_at_once() -> None:
 @pytest.mark.parametrize(
     "task",
     [
-        "Put images, releases",
+        "Make ready what it is to become",
         "Lock the node",
         "Send it no new requests",
         "Stop the engine and see",
