@@ -3,9 +3,10 @@
 """A small engine for gateway tests: it says what it was asked, streams when told, and misbehaves on request.
 
 Run as ``standin.py PORT [PORT...]``; every port is one engine. The prompt (first message, or ``prompt``) may hold
-orders: ``sleep=S`` before answering, ``steps=1`` (its counter moves meanwhile), ``status=N``, ``tokens=N``, ``gap=S``
-between tokens, ``too_long=PORT`` (the engine on that port says that it is), ``die`` (close without an answer), ``cut``
-(break a stream off).
+orders: ``sleep=S`` before answering, ``steps=1`` (its counter moves meanwhile), ``status=N`` (for want of room with
+``queue=1``), ``tokens=N``, ``gap=S`` between tokens, ``too_long=PORT`` (the engine on that port says that it is),
+``sse_error=1`` (a 200 whose first event is an error; with ``comment=1`` after a comment), ``die`` (close without an
+answer), ``cut`` (break a stream off).
 """
 
 from __future__ import annotations
@@ -65,14 +66,15 @@ class Engine(BaseHTTPRequestHandler):
         Engine.stepping -= "steps" in orders
         status = int(orders.get("status", 200))
         if status != 200:
-            self._json(status, {"error": {"message": f"engine says {status}", "code": status}})
+            why = ": Exceeds maximum queue size" if "queue" in orders else ""
+            self._json(status, {"error": {"message": f"engine says {status}{why}", "code": status}})
             return
         if orders.get("too_long") == str(self.connection.getsockname()[1]):
             text = "This model's maximum context length is 2048 tokens. However, you requested 3000 tokens."
             self._json(400, {"error": {"message": text, "type": "BadRequestError", "param": None, "code": 400}})
             return
         if "sse_error" in orders:
-            self._refuse_in_stream()
+            self._refuse_in_stream(b": wait\n\n" if "comment" in orders else b"")
             return
         if asked.get("stream"):
             self._stream(int(orders.get("tokens", 8)), float(orders.get("gap", 0.02)), "cut" in prompt.split())
@@ -127,13 +129,16 @@ class Engine(BaseHTTPRequestHandler):
         self._chunk(b"data: [DONE]\n\n")
         self._chunk(b"")
 
-    def _refuse_in_stream(self) -> None:
+    def _refuse_in_stream(self, comment: bytes) -> None:
         """Refuse as vLLM does when a burst of streams finds it full: a 200 whose first event is an error."""
         data = b'data: {"error":{"message":"queue is full","code":503}}\n\ndata: [DONE]\n\n'
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Content-Length", str(len(comment + data)))
         self.end_headers()
+        if comment:
+            self.wfile.write(comment)
+            time.sleep(0.2)
         self.wfile.write(data)
 
     def handle(self) -> None:

@@ -100,6 +100,23 @@ def test_the_way_up_leaves_out_what_is_drained(gateway: Gateway, ports: list[int
         turn(gateway, replica, True)
 
 
+def test_a_dead_pools_requests_go_only_where_they_fit(gateway: Gateway) -> None:
+    """With the two longer pools gone, a short request is served and a long one is told to come back."""
+    gone = ("node-0/middle-0", "node-1/middle-0", "node-0/long-0")
+    for replica in gone:
+        turn(gateway, replica, False)
+    for headers, body in (({}, {"prompt": "word " * 4000}), ({"X_Prompt_Tokens": "4000"}, {"prompt": "x"})):
+        answer, said = gateway.ask(body=body, **headers)
+        assert (answer.status, said["error"]["code"], answer.headers["Retry-After"]) == (503, "unavailable", "5")
+        assert gateway.row(answer.headers["X-Request-Id"])["rejected"] == "no_replica"
+    assert served(gateway, gateway.ask(body={"prompt": "x"})[0]) == ("short", "200")
+    turn(gateway, "node-0/long-0", True)
+    assert served(gateway, gateway.ask(body={"prompt": "word " * 4000})[0]) == ("long", "200")
+    for replica in gone[:2]:
+        turn(gateway, replica, True)
+    assert served(gateway, gateway.ask(body={"prompt": "word " * 4000})[0]) == ("middle", "200")
+
+
 def test_a_named_pool_is_that_pool(gateway: Gateway, ports: list[int]) -> None:
     answer, body = gateway.ask(body={"prompt": f"too_long={ports[0]} " + "word " * 700}, X_Metalserve_Pool="short")
     assert (answer.status, "maximum context length" in body["error"]["message"]) == (400, True)

@@ -34,7 +34,7 @@ KEYS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def ports() -> list[int]:
-    return harness.free_ports(10)
+    return harness.free_ports(11)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def rotation_file() -> Iterator[Path]:
 def gateway(
     tmp_path_factory: pytest.TempPathFactory, ports: list[int], engines: Engines, rotation_file: Path
 ) -> Iterator[Gateway]:
-    """Pools: short (three replicas), long (one), tight (four in flight), main and its fallback spare, pair."""
+    """Pools: short (three replicas), long (one), tight (four in flight), main and its fallback spare, pair, triton."""
     assert engines.running
     pools = [
         harness.pool("short", ports[:3], times=QUICK),
@@ -67,6 +67,7 @@ def gateway(
         harness.pool("main", ports[5:6], served_name="other", times=QUICK),
         harness.pool("spare", ports[6:8], served_name="other", times=QUICK, body_limit_bytes=4096),
         harness.pool("pair", ports[8:10], in_flight=4, served_name="pair-model", times=QUICK),
+        harness.pool("triton", ports[10:], engine="triton_vllm", served_name="triton-model", times=QUICK),
     ]
     options = {
         "gateway_vip_share": 0.5,
@@ -314,6 +315,25 @@ def test_the_model_in_the_body_chooses(gateway: Gateway) -> None:
     assert "no-such-model" in body["error"]["message"]
 
 
+def test_all_models_are_listed_whichever_replicas_are_up(gateway: Gateway) -> None:
+    turn(gateway, "node-0/tight-0", False)
+    answer, body = gateway.ask("/v1/models")
+    assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
+    assert [(model["id"], model["max_model_len"]) for model in body["data"]] == [
+        ("smollm2", 8192),
+        ("tight-model", 2048),
+        ("other", 2048),
+        ("pair-model", 2048),
+        ("triton-model", 2048),
+    ]
+    assert gateway.ask("/v1/models/other")[1]["object"] == "model"
+    turn(gateway, "node-0/tight-0", True)
+    for path in ("/v1/models", "/v1/models/other"):
+        assert gateway.ask(path, key="")[0].status == 401
+        assert gateway.ask(path, PROMPT)[0].status == 405
+    assert gateway.ask("/v1/models/nobody")[0].status == 404
+
+
 @pytest.mark.parametrize(
     ("text", "more", "pool"),
     [
@@ -353,10 +373,27 @@ def test_the_pools_own_body_limit_holds(gateway: Gateway) -> None:
     assert (answer.status, said["error"]["code"]) == (413, "request_too_large")
 
 
-def test_an_error_inside_a_stream_is_counted(gateway: Gateway) -> None:
-    answer, _ = gateway.ask(body={"prompt": "sse_error=1", "stream": True})
+@pytest.mark.parametrize("orders", ["sse_error=1", "sse_error=1 comment=1"])
+def test_an_error_inside_a_stream_is_counted(gateway: Gateway, orders: str) -> None:
+    answer, _ = gateway.ask(body={"prompt": orders, "stream": True})
     assert answer.status == 200
     assert gateway.row(answer.headers["X-Request-Id"])["rejected"] == "in_stream"
+
+
+@pytest.mark.parametrize(
+    ("model", "prompt", "rejected"),
+    [
+        ("triton-model", "status=400 queue=1", "as_400"),
+        ("triton-model", "status=400", ""),
+        ("other", "status=400 queue=1", ""),
+    ],
+)
+def test_a_full_queue_that_triton_tells_as_a_400_is_counted(
+    gateway: Gateway, model: str, prompt: str, rejected: str
+) -> None:
+    answer, body = gateway.ask(body={"model": model, "prompt": prompt})
+    assert (answer.status, body["error"]["message"].startswith("engine says 400")) == (400, True)
+    assert gateway.row(answer.headers["X-Request-Id"])["rejected"] == rejected
 
 
 def test_a_killed_worker_leaves_no_count(gateway: Gateway) -> None:
@@ -405,4 +442,4 @@ def test_metrics_name_every_replica(gateway: Gateway) -> None:
     with urlopen(f"http://127.0.0.1:{gateway.admin}/metrics", timeout=5) as answer:
         text = answer.read().decode()
     assert 'metalserve_gateway_healthy{pool="short",node="node-2",replica="short-0"} 1' in text
-    assert text.count("metalserve_gateway_in_flight{") == 10
+    assert text.count("metalserve_gateway_in_flight{") == 11

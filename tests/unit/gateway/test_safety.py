@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,14 @@ def test_sessions_stay_on_their_replica(gateway: Gateway) -> None:
         homes[session] = {gateway.ask(body={"prompt": "x"}, X_Session_Id=session)[1]["engine"] for _ in range(3)}
     assert all(len(found) == 1 for found in homes.values())
     assert len({next(iter(found)) for found in homes.values()}) == 2
+
+
+def test_a_session_leaves_a_replica_that_is_much_busier(gateway: Gateway) -> None:
+    with ThreadPoolExecutor(14) as clients:
+        asked = [clients.submit(gateway.ask, body={"prompt": "sleep=0.8"}, X_Session_Id="busy") for _ in range(14)]
+        engines = [future.result()[1]["engine"] for future in asked]
+    assert len(set(engines)) == 2
+    assert min(engines.count(engine) for engine in set(engines)) >= 3
 
 
 def test_a_restart_remembers_the_rotation(

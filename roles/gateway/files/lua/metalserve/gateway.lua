@@ -405,9 +405,9 @@ function _M.head()
     end
 end
 
-local DATA = ("d"):byte()
+local DATA, COMMENT = ("d"):byte(), (":"):byte()
 
--- Body filter: a part of an answer is progress; an error in the first part of a stream is a refusal that came as a 200.
+-- Body filter: a part of an answer is progress; an error as the first event of a stream is a refusal that came as a 200.
 function _M.filter()
     local ctx = ngx.ctx
     if ctx.instead then
@@ -426,7 +426,7 @@ function _M.filter()
     end
     if not ctx.looked then
         local part = ngx.arg[1]
-        if part and #part > 0 then
+        if part and #part > 0 and part:byte(1) ~= COMMENT then
             ctx.looked = true
             local begins_with_error = part:byte(1) == DATA and part:find("^data: ?{%s*\"error\"")
             local is_full = ngx.status == 400 and config.replicas[id].pool.rejects_as_400 and part:lower():find("queue", 1, true)
