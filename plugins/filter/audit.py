@@ -13,14 +13,9 @@ from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.metal.serve.plugins.module_utils.checklist.audit import REGISTRY, areas_of, policy_of
 from ansible_collections.metal.serve.plugins.module_utils.checklist.expectations import expected_of
 from ansible_collections.metal.serve.plugins.module_utils.checklist.policy import PolicyError
+from ansible_collections.metal.serve.plugins.module_utils.planner.pools import HOST_VARIABLES, host_address
 
-NAMES = (
-    "metalserve_address",
-    "ansible_host",
-    "metalserve_expected_gpus",
-    "metalserve_accelerator",
-    "engine_firewall_addresses",
-)
+NAMES = (*HOST_VARIABLES, "engine_firewall_addresses")
 
 
 def audit_policy(
@@ -71,10 +66,9 @@ def audit_targets(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> list[dic
     targets = []
     for host in sorted(hosts):
         values = hostvars[host]
-        address = values.get("metalserve_address") or values.get("ansible_host") or host
         port = values.get("audit_timer_ssh_port") or values.get("ansible_port") or 22
         strict = boolean(values.get("metalserve_audit_strict") or False, strict=False)
-        targets.append({"host": host, "address": str(address), "port": int(port), "strict": strict})
+        targets.append({"host": host, "address": host_address(host, values), "port": int(port), "strict": strict})
     return targets
 
 

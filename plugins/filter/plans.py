@@ -12,10 +12,9 @@ from ansible.errors import AnsibleFilterError
 
 from ansible_collections.metal.serve.plugins.module_utils.planner import render
 from ansible_collections.metal.serve.plugins.module_utils.planner.errors import PlanError
+from ansible_collections.metal.serve.plugins.module_utils.planner.pools import HOST_VARIABLES
 from ansible_collections.metal.serve.plugins.module_utils.planner.pools import pool_plans as _pool_plans
 from ansible_collections.metal.serve.plugins.module_utils.planner.preview import calibrations_of, preview
-
-NAMES = ("metalserve_address", "ansible_host", "metalserve_expected_gpus", "metalserve_accelerator")
 
 
 def pool_plans(pools: Any, groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -25,7 +24,7 @@ def pool_plans(pools: Any, groups: Mapping[str, Sequence[str]], hostvars: Mappin
         known = {}
         for host in hosts:
             values = hostvars[host]
-            known[host] = {name: values[name] for name in NAMES if name in values}
+            known[host] = {name: values[name] for name in HOST_VARIABLES if name in values}
         return [plan.to_dict() for plan in _pool_plans(pools, groups, known)]
     except PlanError as error:
         raise AnsibleFilterError(str(error)) from None

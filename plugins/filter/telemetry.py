@@ -9,11 +9,11 @@ from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
 
+from ansible_collections.metal.serve.plugins.module_utils.planner.pools import HOST_VARIABLES
 from ansible_collections.metal.serve.plugins.module_utils.runtime.docker_version import cdi_method
 from ansible_collections.metal.serve.plugins.module_utils.telemetry import contract as _contract
 from ansible_collections.metal.serve.plugins.module_utils.telemetry import targets as _targets
 
-NAMES = ("metalserve_address", "ansible_host", "metalserve_expected_gpus", "metalserve_accelerator")
 GROUPS = ("engines", "gateways", "monitors")
 
 
@@ -21,7 +21,7 @@ def _hosts(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Any]) -> 
     known: dict[str, dict[str, Any]] = {}
     for host in {host for group in GROUPS for host in groups.get(group, [])}:
         values = hostvars[host]
-        known[host] = {name: values[name] for name in NAMES if name in values}
+        known[host] = {name: values[name] for name in HOST_VARIABLES if name in values}
     return known
 
 
@@ -44,7 +44,7 @@ def agent_settings(
 ) -> dict[str, Any]:
     """Return the settings of the agent on ``host``."""
     values = hostvars[host]
-    known = {name: values[name] for name in NAMES if name in values}
+    known = {name: values[name] for name in HOST_VARIABLES if name in values}
     return _targets.agent_settings(plans, host, known, **settings)
 
 

@@ -427,7 +427,7 @@ class Run:
 
     def _fetch_archive(self) -> dict[str, Any]:
         if not self.p["url"]:
-            raise StoreError(f"model {self.place.name}: an archive needs source.path or source.url")
+            raise StoreError(f"model {self.place.name}: an archive needs source.path")
         self._online(self.p["url"])
         if self.module.check_mode:
             return self._predicted([Expected("(what the archive holds)", 0)], {})
@@ -441,7 +441,7 @@ class Run:
         url = self.p["url"].rstrip("/")
         if not url:
             raise StoreError(
-                f"model {self.place.name}: rsync needs source.url (rsync://host/module/path or user@host:/path)"
+                f"model {self.place.name}: rsync needs source.path (rsync://host/module/path or user@host:/path)"
             )
         self._online(url)
         base = [

@@ -11,9 +11,6 @@ from typing import Any
 from ansible_collections.metal.serve.plugins.module_utils.checklist.report import render_textfile
 from ansible_collections.metal.serve.plugins.module_utils.common.files import write_atomic
 
-TEXTFILE = "metalserve_audit.prom"
-"""Name of the file in the node exporter's textfile directory."""
-
 
 def publish(path: str, host: Mapping[str, Any], finished: float) -> str:
     """Write the metrics of ``host`` (with ``verdicts``) to ``path`` as a whole; ``finished`` is Unix time in seconds.

@@ -23,17 +23,6 @@ _RELEVANT = re.compile(
     re.VERBOSE,
 )
 
-_DRIVER = re.compile(
-    r"""\A(?:
-        libnvidia-(?:compute|cfg1|gl|decode|encode|extra|fbc1|common|gpucomp|ml1?|ptxjitcompiler1|nvvm\d*)[\w-]* |
-        libcuda1 | nvidia-(?:driver|utils|kernel|compute-utils|dkms|headless|open|smi)[\w.-]* |
-        nvidia-(?:alternative|legacy|tesla|firmware)[\w.-]* | linux-(?:objects|modules|signatures)-nvidia-[\w.-]* |
-        xserver-xorg-video-nvidia[\w-]* | kmod-nvidia[\w.-]* | cuda-drivers[\w.-]* |
-        nvidia-persistenced | nvidia-fabricmanager[\w-]* | nvidia-imex[\w-]* | libnvsdm[\w-]*
-    )\Z""",
-    re.VERBOSE,
-)
-
 _CORE = re.compile(
     r"""\A(?:
         libnvidia-(?:compute|cfg1|ml1|ptxjitcompiler1)[\w-]* | libcuda1 |
@@ -54,11 +43,6 @@ def is_relevant(name: str) -> bool:
     family.
     """
     return _RELEVANT.match(name) is not None
-
-
-def is_driver(name: str) -> bool:
-    """Tell whether a package is part of the NVIDIA driver set that must be of one version and held as one."""
-    return _DRIVER.match(name) is not None and _NOT_DRIVER.search(name) is None
 
 
 def is_driver_core(name: str) -> bool:
@@ -123,13 +107,6 @@ def parse_holds(text: str) -> list[str]:
     """Read ``apt-mark showhold``: names."""
     return sorted(
         {line.strip().split(":")[0] for line in text.splitlines() if re.match(r"\A[a-z0-9][\w.+:-]*\Z", line.strip())}
-    )
-
-
-def parse_selections(text: str) -> list[str]:
-    """Read ``dpkg --get-selections``: names that are on hold."""
-    return sorted(
-        {words[0].split(":")[0] for words in (line.split() for line in text.splitlines()) if words[1:] == ["hold"]}
     )
 
 

@@ -169,16 +169,6 @@ def parse_devices(text: str) -> dict[str, int]:
     return found
 
 
-def parse_cgroup_controllers(text: str) -> list[str]:
-    """Read /proc/cgroups: names of the controllers that are enabled."""
-    found = []
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) == 4 and not line.startswith("#") and words[3] == "1":
-            found.append(words[0])
-    return found
-
-
 _CONTROLLERS = frozenset(
     [
         "blkio",

@@ -155,19 +155,6 @@ def cpu_list(text: Optional[str]) -> Optional[list[int]]:
     return sorted(found)
 
 
-def cpu_ranges(cpus: list[int]) -> str:
-    """Return processors as a list of ranges (``0-3,8``)."""
-    parts: list[str] = []
-    ordered = sorted(set(cpus))
-    start = 0
-    for position, cpu in enumerate(ordered):
-        if position + 1 < len(ordered) and ordered[position + 1] == cpu + 1:
-            continue
-        parts.append(f"{ordered[start]}-{cpu}" if cpu > ordered[start] else str(cpu))
-        start = position + 1
-    return ",".join(parts)
-
-
 def json_value(text: Optional[str]) -> tuple[Any, Optional[str]]:
     """Return the value of a JSON text and None, or None and what is wrong with it. Never raises."""
     if text is None:

@@ -91,9 +91,9 @@ def _type(key: Key) -> str:
     if key.several is not None:
         text += f", or a {_TYPES[key.several.type]}"
     if key.low is not None and key.high is not None:
-        text += f", {key.low:g} to {key.high:g}"
+        text += f", {key.low:.15g} to {key.high:.15g}"
     elif key.low is not None:
-        text += f", {key.low:g} or more"
+        text += f", {key.low:.15g} or more"
     return text
 
 
@@ -111,8 +111,6 @@ def _meaning(key: Key) -> str:
         text += f" Form: {key.hint}."
     if key.example:
         text += f" Example: `{key.example}`."
-    if key.unread:
-        text += " Not read by anything yet."
     if key.secret:
         text += " Never shown in a report."
     return text

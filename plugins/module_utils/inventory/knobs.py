@@ -91,7 +91,7 @@ _HEARTBEAT = Knob(
 )
 _PENDING = Knob(
     why="no engine limits pending connections",
-    instead="write queue in the pool: the gateway answers 429 above it (default 100 for each replica)",
+    instead="write queue in the pool: the gateway answers 429 above it (default 100 at most, for the pool)",
     vllm="max_num_queued_reqs from 0.29 on, which counts waiting and running requests",
     sglang="max_queued_requests",
     triton="nothing, for max_queue_size never sees the vLLM backend's queue",
@@ -117,7 +117,7 @@ _SWAP = Knob(
 )
 _PARTIAL = Knob(
     why="vLLM has no cap on prompts that are computed at once (the option was last seen in 0.26)",
-    instead="give long prompts a pool of their own (prompt_tokens_max)",
+    instead="give long prompts a pool of their own (max_model_len)",
     vllm="long_prefill_token_threshold",
     sglang="prefill_max_requests",
     triton="long_prefill_token_threshold in model.json",
@@ -130,7 +130,7 @@ _RADIX = Knob(
 )
 _SLICE = Knob(
     why="no engine schedules in time slices: each step decides anew",
-    instead="remove it; give long prompts a pool of their own (prompt_tokens_max)",
+    instead="remove it; give long prompts a pool of their own (max_model_len)",
     vllm="long_prefill_token_threshold",
     sglang="chunked_prefill_size",
 )

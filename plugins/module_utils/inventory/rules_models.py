@@ -22,6 +22,9 @@ from ansible_collections.metal.serve.plugins.module_utils.inventory.view import 
     whole,
 )
 
+SMALLEST_ENGINE = GIB // 2
+"""Bytes; an engine's Python alone takes more, so less is a forgotten unit (``memory: 88``)."""
+
 FIND_DIGEST = "docker pull {image} && docker inspect --format '{{{{ index .RepoDigests 0 }}}}' {image}"
 
 
@@ -65,6 +68,20 @@ def models(view: View) -> None:
                 (name, "source", "path"),
                 "does not exist on this machine",
                 "write the path of what is to be copied from here to the nodes",
+                severity=view.lenient(),
+            )
+
+
+def calibrations(view: View) -> None:
+    """The files that scripts/plan --calibrate wrote are there."""
+    for pool, spec in view.pools.items():
+        path = text(spec.get("calibration"))
+        if path.startswith("/") and view.exists is not None and not view.exists(path):
+            view.add_at(
+                view.setting("metalserve_pools"),
+                (pool, "calibration"),
+                "does not exist on this machine",
+                "write the path of what scripts/plan --calibrate wrote, or remove the line",
                 severity=view.lenient(),
             )
 
@@ -144,6 +161,13 @@ def containers(view: View) -> None:
                     (pool, "container", "memory_swap"),
                     f"is below memory ({show(container['memory'])}): it is memory plus swap, not swap alone",
                     f"write at least {show(container['memory'])}; the same means no swap",
+                )
+            if memory is not None and 0 < memory < SMALLEST_ENGINE:
+                view.add_at(
+                    setting,
+                    (pool, "container", "memory"),
+                    f"is only {format_size(memory)}: no engine starts in that",
+                    "write a size with its unit, such as 88G",
                 )
             if shm is not None and memory is not None and shm > memory:
                 view.add_at(

@@ -163,7 +163,9 @@ def ports(view: View) -> None:
         for pool, spec in view.pools.items():
             first = whole(spec.get("port"), BASE_PORT + PORTS_PER_POOL * places[pool])
             count = _replicas(view, host, spec)
-            if host not in view.inventory.group(pool) or first is None or first < LOWEST_PORT or count is None:
+            if host not in view.inventory.group(pool) or first is None or count is None:
+                continue
+            if not LOWEST_PORT <= first <= 65535:  # told by the schema
                 continue
             clash = next((taken[port] for port in range(first, first + count) if port in taken), "")
             used = next((port for port in range(first, first + count) if port in RESERVED_PORTS), None)

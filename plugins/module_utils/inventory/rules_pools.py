@@ -1,6 +1,6 @@
 # Copyright: the Metalserve authors
 # SPDX-License-Identifier: Apache-2.0
-"""What pools ask of engines: settings, lengths, load, fallback."""
+"""What pools ask of engines: settings, lengths, load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ansible_collections.metal.serve.plugins.module_utils.inventory.model import
 from ansible_collections.metal.serve.plugins.module_utils.inventory.schema import (
     Key,
 )
-from ansible_collections.metal.serve.plugins.module_utils.inventory.values import Finding, did_you_mean, listed, show
+from ansible_collections.metal.serve.plugins.module_utils.inventory.values import Finding, show
 from ansible_collections.metal.serve.plugins.module_utils.inventory.view import (
     View,
     at,
@@ -113,29 +113,13 @@ def _combined(
 
 
 def lengths(view: View) -> None:
-    """Prompt bounds, context length and workload fit together; no two pools claim the same requests."""
+    """Context length and workload fit together; no two pools claim the same requests."""
     setting = view.setting("metalserve_pools")
-    claims: dict[tuple[str, int | None, int | None], str] = {}
+    claims: dict[tuple[str, int | None], str] = {}
     served: dict[str, tuple[str, str]] = {}
-    fallbacks = {text(spec.get("fallback")) for spec in view.pools.values()}
     for pool, spec in view.pools.items():
-        low, high = whole(spec.get("prompt_tokens_min")), whole(spec.get("prompt_tokens_max"))
         context = whole(at(spec, ("settings", "max_model_len")), whole(spec.get("max_model_len")))
-        if low is not None and high is not None and low >= high:
-            view.add_at(
-                setting,
-                (pool, "prompt_tokens_min"),
-                f"is not below prompt_tokens_max ({high}): no request fits",
-                f"write less than {high}",
-            )
-        if high is not None and context is not None and high >= context:
-            view.add_at(
-                setting,
-                (pool, "prompt_tokens_max"),
-                f"leaves no room for an answer in max_model_len ({context})",
-                "write less than max_model_len, or raise that",
-            )
-        _workload(view, setting, pool, spec, high, context)
+        _workload(view, setting, pool, spec, context)
         model = text(spec.get("model"))
         name = text(spec.get("served_name")) or model
         if not name:
@@ -149,22 +133,20 @@ def lengths(view: View) -> None:
                 "give one of the pools another served_name",
                 show(name),
             )
-        if pool not in fallbacks:
-            other = claims.setdefault((name, low, high or context), pool)
-            if other != pool:
-                view.add_at(
-                    setting,
-                    (pool,),
-                    f"claims the same requests as the pool {other} (same model, same longest prompt), so it gets none",
-                    "give them different max_model_len or prompt_tokens_max, or make one the fallback of the other",
-                    "",
-                    WARNING,
-                )
+        other = claims.setdefault((name, context), pool)
+        if other != pool:
+            view.add_at(
+                setting,
+                (pool,),
+                f"claims the same requests as the pool {other} (same model and max_model_len): it gets them only while "
+                "that one has no replica left",
+                "give them different max_model_len, unless it is meant to stand in",
+                "",
+                WARNING,
+            )
 
 
-def _workload(
-    view: View, setting: Setting | None, pool: str, spec: Mapping[str, Any], high: int | None, context: int | None
-) -> None:
+def _workload(view: View, setting: Setting | None, pool: str, spec: Mapping[str, Any], context: int | None) -> None:
     p95: dict[str, float] = {}
     for part in ("prompt_tokens", "output_tokens"):
         given = at(spec, ("workload", part))
@@ -174,26 +156,18 @@ def _workload(
             view.add_at(
                 setting,
                 (pool, "workload", part, "p95"),
-                f"is below the mean ({mean:g})",
-                f"write at least {mean:g}",
+                f"is below the mean ({mean:.15g})",
+                f"write at least {mean:.15g}",
                 severity=WARNING,
             )
         if upper is not None:
             p95[part] = upper
     prompt, answer = p95.get("prompt_tokens", 0), p95.get("output_tokens", 0)
-    if high is not None and prompt > high:
-        view.add_at(
-            setting,
-            (pool, "workload", "prompt_tokens"),
-            f"has a 95th percentile ({prompt:g}) above prompt_tokens_max ({high})",
-            "describe the load that comes to this pool, or raise prompt_tokens_max",
-            severity=WARNING,
-        )
-    elif context is not None and prompt + answer > context:
+    if context is not None and prompt + answer > context:
         view.add_at(
             setting,
             (pool, "workload"),
-            f"has 95th percentiles ({prompt:g} + {answer:g}) that do not fit in max_model_len ({context})",
+            f"has 95th percentiles ({prompt:.15g} + {answer:.15g}) that do not fit in max_model_len ({context})",
             "raise max_model_len, or describe another load",
             "",
             WARNING,
@@ -202,31 +176,3 @@ def _workload(
 
 def _number(value: Any) -> float | None:
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def fallbacks(view: View) -> None:
-    """A fallback is another pool that serves the same model."""
-    setting = view.setting("metalserve_pools")
-    for pool, spec in view.pools.items():
-        target = text(spec.get("fallback"))
-        if not target:
-            continue
-        if target == pool:
-            view.add_at(setting, (pool, "fallback"), "is the pool itself", "name another pool, or remove it")
-        elif target not in view.pools:
-            view.add_at(
-                setting,
-                (pool, "fallback"),
-                "is not a pool",
-                did_you_mean(
-                    target, [name for name in view.pools if name != pool], f"pools are {listed(view.pools, 'and')}"
-                ),
-            )
-        elif text(spec.get("model")) != text(view.pools[target].get("model")):
-            view.add_at(
-                setting,
-                (pool, "fallback"),
-                f"serves another model ({show(view.pools[target].get('model'))})",
-                "name a pool of the same model, unless this is meant",
-                severity=WARNING,
-            )

@@ -10,6 +10,7 @@ from typing import Any
 
 from ansible_collections.metal.serve.plugins.module_utils.checklist.audit import policy_of
 from ansible_collections.metal.serve.plugins.module_utils.checklist.policy import PolicyError
+from ansible_collections.metal.serve.plugins.module_utils.gateway.plan import TOKEN
 from ansible_collections.metal.serve.plugins.module_utils.inventory import values
 from ansible_collections.metal.serve.plugins.module_utils.inventory.model import (
     WARNING,
@@ -107,8 +108,14 @@ def _judge_secret(view: View, setting: Setting | None, path: Path, secret: Any, 
         view.add_at(
             setting, path, f"is too short: fewer than {SHORTEST_KEY} characters", right, values.SECRET, view.lenient()
         )
-    elif re.search(r"\s|[^\x21-\x7e]", secret):
-        view.add_at(setting, path, "has spaces or characters that cannot stand in an HTTP header", right, values.SECRET)
+    elif not TOKEN.match(secret):
+        view.add_at(
+            setting,
+            path,
+            "has characters that cannot stand in an HTTP header (letters, digits and ._~+/=- can)",
+            right,
+            values.SECRET,
+        )
 
 
 def registry(view: View) -> None:

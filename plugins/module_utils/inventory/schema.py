@@ -46,8 +46,7 @@ class Key:
     regular expression for the whole text (or for the names of a ``map``), ``hint`` says in words what it wants.
     ``variants`` maps the value of the key ``type`` to the keys that go with it. A ``secret`` is never shown.
     ``text_on_command_line``: ``-e name=true``, which Ansible passes on as text, is accepted; who reads such a
-    variable writes ``| bool``. ``unread``: nothing reads it yet; who
-    writes the reader takes the flag away.
+    variable writes ``| bool``.
     """
 
     name: str
@@ -69,7 +68,6 @@ class Key:
     secret: bool = False
     scope: str = INVENTORY
     text_on_command_line: bool = False
-    unread: bool = False
     example: str = ""
 
     def key(self, name: str) -> Key | None:
@@ -86,6 +84,8 @@ OS_VARIABLES = ("metalserve_os_family", "ansible_os_family", "ansible_distributi
 MAIN_GROUPS = ("engines", "gateways", "monitors")
 
 LOWEST_PORT = 1024
+LONGEST_CONTEXT = 16 * 1024 * 1024
+"""Tokens; the longest context that any published model claims is 10 million. More is a slip of the keyboard."""
 
 MAKE_A_KEY = "openssl rand -hex 32 | ansible-vault encrypt_string --stdin-name {name}"
 """Command that makes a key and encrypts it, ready to be pasted into a variables file."""
@@ -122,7 +122,7 @@ _LENGTHS = (
 )
 
 WORKLOAD = (
-    Key("qps", "number", "Requests a second for the whole pool.", low=0, example="50"),
+    Key("qps", "number", "Requests a second for the whole pool.", low=0, high=1_000_000, example="50"),
     Key(
         "prompt_tokens",
         "mapping",
@@ -205,7 +205,14 @@ POOL = (
         hint="registry/name@sha256: and 64 hexadecimal digits",
         example="10.0.0.5:5000/vllm-openai@sha256:…",
     ),
-    Key("served_name", "str", "Model name that clients send; default: `model`.", empty=False),
+    Key(
+        "served_name",
+        "str",
+        "Model name that clients send; default: `model`.",
+        empty=False,
+        pattern=r"[A-Za-z0-9][A-Za-z0-9._/@:+-]{0,255}",
+        hint="letters, digits and . _ / @ : + -, beginning with a letter or digit",
+    ),
     Key("tensor_parallel", "int", "GPUs that share each layer of a replica.", default=1, low=1, high=64),
     Key("pipeline_parallel", "int", "Stages of layers of a replica.", default=1, low=1, high=64),
     Key(
@@ -231,15 +238,12 @@ POOL = (
         low=LOWEST_PORT,
         high=65535,
     ),
-    Key("max_model_len", "int", "Longest prompt plus answer, in tokens. Default: 8192, on a CPU 2048.", low=1),
-    Key("prompt_tokens_min", "int", "Shortest prompt that comes here, in tokens.", low=0, unread=True),
     Key(
-        "prompt_tokens_max",
+        "max_model_len",
         "int",
-        "Longest prompt that comes here, in tokens; longer ones go to the next pool of the model.",
+        "Longest prompt plus answer, in tokens; longer ones go to the model's next pool. Default: 8192, on a CPU 2048.",
         low=1,
-        example="32000",
-        unread=True,
+        high=LONGEST_CONTEXT,
     ),
     Key(
         "longest_stream_s",
@@ -249,8 +253,12 @@ POOL = (
         low=1,
         high=86400,
     ),
-    Key("queue", "int", "Requests that may wait in the pool, beyond its batches, before 429.", default=100, low=0),
-    Key("fallback", "str", "Pool that takes over when no replica of this one is left.", empty=False, unread=True),
+    Key(
+        "queue",
+        "int",
+        "Requests that may wait in the pool, beyond its batches, before 429. Default: 100, or what 60 s of prefill work off.",
+        low=0,
+    ),
     Key("workload", "mapping", "The load that is wanted; the plan rests on it.", keys=WORKLOAD),
     Key("slo", "mapping", "What is promised to clients.", keys=SLO),
     Key("minimums", "mapping", "What the slowest replica must do.", keys=MINIMUMS),
@@ -277,7 +285,6 @@ POOL = (
         each=Key("", "str", ""),
         pattern=r"[A-Za-z_][A-Za-z0-9_]*",
         hint="letters, digits and underscores",
-        unread=True,
     ),
 )
 
@@ -366,6 +373,9 @@ API_KEY = (
         pattern=_SHA256,
         hint="64 hexadecimal digits",
         secret=True,
+    ),
+    Key(
+        "vip", "bool", "Whether a share of each pool's room is kept for this key (`gateway_vip_share`).", default=False
     ),
 )
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import json
 import math
@@ -104,12 +105,13 @@ def kind(value: Any) -> str:
         (str, "text"),
         (Mapping, "a mapping"),
         ((list, tuple), "a list"),
+        (datetime.datetime, "a date and time"),
+        (datetime.date, "a date"),
+        (bytes, "raw bytes"),
     ):
         if isinstance(value, types):
             return words
-    return {"date": "a date", "datetime": "a date and time", "bytes": "raw bytes"}.get(
-        type(value).__name__, f"a {type(value).__name__}"
-    )
+    return f"a {type(value).__name__}"
 
 
 def unfilled(key: Key) -> str:
@@ -150,7 +152,9 @@ def walk(key: Key, value: Any, path: Path = (), command_line: bool = False) -> I
 def _article(key: Key, want: str) -> str:
     if key.choices:
         return f"write {listed(key.choices)}"
-    return f"write {key.hint or want}"
+    example = f", such as {key.example}" if key.example and key.type in ("list", "mapping", "map") else ""
+    # The hint of a map is about its names.
+    return f"write {key.hint if key.hint and key.type != 'map' else want}{example}"
 
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
@@ -259,11 +263,11 @@ def _scalar(key: Key, value: Any, path: Path) -> Iterator[Finding]:
 def _bounds(low: float | None, high: float | None, value: Any, path: Path) -> Iterator[Finding]:
     """Yield a finding for a number out of its bounds."""
     if low is not None and value < low:
-        upper = f" and at most {high:g}" if high is not None else ""
-        yield Finding(path, "is too small", f"write a number of at least {low:g}{upper}")
+        upper = f" and at most {high:.15g}" if high is not None else ""
+        yield Finding(path, "is too small", f"write a number of at least {low:.15g}{upper}")
     elif high is not None and value > high:
-        lower = f"at least {low:g} and " if low is not None else ""
-        yield Finding(path, "is too large", f"write a number of {lower}at most {high:g}")
+        lower = f"at least {low:.15g} and " if low is not None else ""
+        yield Finding(path, "is too large", f"write a number of {lower}at most {high:.15g}")
 
 
 def _names(key: Key, value: Mapping[Any, Any], path: Path) -> Iterator[Finding]:
@@ -293,8 +297,6 @@ def _keys(key: Key, value: Mapping[Any, Any], path: Path, command_line: bool) ->
         fields = {"type": Key("type", "str", ""), **{field.name: field for field in key.variants[chosen]}}
     for name, item in value.items():
         if name in fields:
-            if fields[name].unread:
-                yield Finding((*path, name), "is checked, but nothing reads it yet", "leave it out", severity="warning")
             yield from walk(fields[name], item, (*path, name), command_line)
         elif not key.open:
             yield _unknown(name, fields, path)

@@ -144,6 +144,10 @@ class View:
         hosts = () if variable.command_line else setting.hosts
         self.add(dotted(variable.name, path), shown, problem, right, where, hosts, severity)
 
+    def has_errors(self) -> bool:
+        """Tell whether something was found that stops a run."""
+        return any(severity == ERROR for *_problem, severity in self._found)
+
     def problems(self) -> list[Problem]:
         """Return all problems: errors first, then by place and name."""
         found = []

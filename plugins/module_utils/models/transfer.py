@@ -174,7 +174,7 @@ def hub_tree(http: Http, endpoint: str, repo: str, commit: str, exclude: Sequenc
     another shape.
     """
     if not _REPO.match(repo):
-        raise StoreError(f"source.repo {repo!r} is not a repository; write owner/name")
+        raise StoreError(f"source.repository {repo!r} is not a repository; write owner/name")
     if not _COMMIT.match(commit):
         raise StoreError(
             f"source.commit {commit!r} may move; write the 40 hexadecimal digits of the commit that you tested"

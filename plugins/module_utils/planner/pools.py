@@ -15,6 +15,9 @@ from ansible_collections.metal.serve.plugins.module_utils.planner.errors import 
 from ansible_collections.metal.serve.plugins.module_utils.planner.types import PoolPlan, ReplicaAddress
 
 ENGINES = ("vllm", "sglang", "triton_vllm")
+HOST_VARIABLES = ("metalserve_address", "ansible_host", "metalserve_expected_gpus", "metalserve_accelerator")
+"""All that a plan asks of a host's variables."""
+
 BASE_PORT = 8100
 PORTS_PER_POOL = 100
 MOST = 64

@@ -35,8 +35,6 @@ HIGHEST_LOAD = 0.85
 WORTH_IT = 2.0
 """A split is proposed where it makes the short P99 this many times better, or brings it below the SLO."""
 
-BRIEF_BOUNDS = (32_000, 64_000)
-
 
 @dataclass(frozen=True)
 class Bucket:

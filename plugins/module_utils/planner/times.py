@@ -132,16 +132,3 @@ def lint(times: Mapping[str, Any]) -> list[str]:
         if not holds:
             problems.append(f"{left} ({times[left]:g} s) must be {relation} {right} ({times[right]:g} s)")
     return problems
-
-
-def longest_of(chains: list[Times]) -> Times:
-    """Return the chain that is safe for all of ``chains`` (several pools on one Docker daemon).
-
-    The shutdown part takes the maximum, keep-alive the minimum of each side. Raises PlanError when ``chains`` is empty.
-    """
-    if not chains:
-        raise PlanError("times: no pool is planned on this node, so there is no chain of times.")
-    merged: Times = {name: max(chain[name] for chain in chains) for name in chains[0]}
-    for name in ("engine_keepalive_s", "gateway_upstream_keepalive_s"):
-        merged[name] = min(chain[name] for chain in chains)
-    return merged

@@ -18,8 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from ansible_collections.metal.serve.plugins.module_utils.common.files import canonical_json, write_atomic
 
 STALE_S = 120.0
-RENEW_S = 20.0
-"""Seconds after which a wait renews; three renewals may be lost before the lock counts as left."""
+"""Seconds without a heartbeat after which a lock counts as left."""
 
 NAME = "redeploy.lock"
 TAKE, RENEW, TAKE_OVER, REFUSE = "take", "renew", "take over", "refuse"

@@ -21,20 +21,6 @@ DONE = "done"
 OURS = ("redeploy-", "rollback-", "maintain-")
 """Run ids of what took a replica out in order to put it back. Any other is a person's, and a redeploy never ends it."""
 
-BEFORE = ("validate", "prefetch", "lint", "headroom")
-WITHIN = {
-    DRAIN: ("lock", "drain", "wait"),
-    STOP: ("baseline", "stop", "gpu_free"),
-    ACTIVATE: ("activate",),
-    START: ("start", "ready"),
-    PROVE: ("warm_up", "gate"),
-    RETURN: ("rotation",),
-    SETTLE: ("soak", "unlock"),
-}
-"""The phases that a person sees, by step."""
-
-PHASES = (*BEFORE, *(phase for step in ORDER for phase in WITHIN[step]))
-
 
 @dataclass(frozen=True)
 class Replica:

@@ -75,22 +75,19 @@ def upstream_version(package_version: str) -> str:
     return match.group(1) if match else ""
 
 
-def driver_packages(
-    distribution: str, branch: int, nvswitch: bool, source: str = "", exact: str = ""
-) -> tuple[str, ...]:
+def driver_packages(distribution: str, branch: int, nvswitch: bool, source: str = "") -> tuple[str, ...]:
     """Return the set of packages that has to be installed together: driver, and for NVSwitch fabric manager and NSCQ.
 
     ``source`` says where they come from: ``distribution`` (Ubuntu's restricted/multiverse) or ``nvidia``; Debian has
-    no fabric manager, so the default is ``distribution`` on Ubuntu and ``nvidia`` on Debian. With ``exact``
-    (``570.124.06``) packages of NVIDIA's repository carry their version, because a fabric manager of another patch
-    level does not start.
+    no fabric manager, so the default is ``distribution`` on Ubuntu and ``nvidia`` on Debian. A name without the branch
+    carries it as its version: a fabric manager of another version than the driver's does not start.
     """
     source = source or ("distribution" if distribution == "ubuntu" else "nvidia")
     if source == "distribution" and distribution == "ubuntu":
-        names = [f"nvidia-driver-{branch}-server-open"]
-        return tuple(names + _fabric_names(branch, True, nvswitch))
-    names = [f"nvidia-open-{branch}", *_fabric_names(branch, branch < _UNVERSIONED_FROM, nvswitch)]
-    return tuple(f"{name}={exact}-1" if exact else name for name in names)
+        return (f"nvidia-driver-{branch}-server-open", *_fabric_names(branch, True, nvswitch))
+    versioned = branch < _UNVERSIONED_FROM
+    fabric = _fabric_names(branch, versioned, nvswitch)
+    return (f"nvidia-open-{branch}", *(name if versioned else f"{name}={branch}.*" for name in fabric))
 
 
 def fabric_packages(host: GpuHost) -> tuple[str, ...]:
@@ -157,6 +154,8 @@ def _no_driver(host: GpuHost, wanted_branch: int) -> Findings:
     what = "No NVIDIA driver is installed"
     if host.nvswitch:
         what += ", and this machine has NVSwitches, so it needs the fabric manager of the same version"
+    if not host.package_source and host.distribution != "ubuntu":
+        what += ". Its packages are in NVIDIA's own repository, which apt has to know"
     return Findings((what + ".",), packages)
 
 

@@ -12,15 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ansible_collections.metal.serve.plugins.module_utils.planner.pools import host_address
+
 PORTS = {"node": 9100, "agents": 9600, "nginx": 9113, "gateway_log": 3903, "dcgm": 9400}
 PROBE_INTERVAL_S, PROBE_TIMEOUT_S = 5.0, 2.0
 
 Host = Mapping[str, Any]
-
-
-def address_of(name: str, host: Host) -> str:
-    """Return the private address of a host: metalserve_address, else ansible_host, else its inventory name."""
-    return str(host.get("metalserve_address") or host.get("ansible_host") or name)
 
 
 def is_gpu(host: Host) -> bool:
@@ -44,7 +41,7 @@ def scrape_targets(
 
     def on(job: str, names: Sequence[str]) -> list[dict[str, Any]]:
         return [
-            {"targets": [f"{address_of(name, hosts.get(name, {}))}:{PORTS[job]}"], "labels": {"node": name}}
+            {"targets": [f"{host_address(name, hosts.get(name, {}))}:{PORTS[job]}"], "labels": {"node": name}}
             for name in sorted(names)
         ]
 

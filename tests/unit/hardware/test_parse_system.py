@@ -189,18 +189,6 @@ def test_upstream_versions(version: str, upstream: str) -> None:
     assert parse_packages.upstream_version(version) == upstream
 
 
-@pytest.mark.parametrize(
-    ("name", "driver"),
-    [("libnvidia-compute-550", True), ("nvidia-driver-550-server-open", True), ("libcuda1", True),
-     ("kmod-nvidia", True),
-     ("nvidia-kernel-open-dkms", True), ("nvidia-fabricmanager-570", True), ("nvidia-container-toolkit", False),
-     ("libnvidia-container1", False), ("nvidia-settings", False), ("nvidia-modprobe", False), ("cuda-toolkit", False),
-     ("linux-firmware", False)],
-)  # fmt: skip
-def test_what_belongs_to_the_driver(name: str, driver: bool) -> None:
-    assert parse_packages.is_driver(name) is driver
-
-
 HISTORY = (
     "\nStart-Date: 2021-05-01  06:12:01\nCommandline: /usr/bin/unattended-upgrade\n"
     "Upgrade: libnvidia-common-460:amd64 (460.56-0ubuntu0.20.04.1, 460.73.01-0ubuntu0.20.04.1), "

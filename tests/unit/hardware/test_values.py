@@ -23,12 +23,6 @@ def test_cpu_lists(text: Any, cpus: Any) -> None:
     assert values.cpu_list(text) == cpus
 
 
-@given(st.sets(st.integers(0, 600), max_size=40))
-@settings(max_examples=50)
-def test_ranges_read_back(cpus: set[int]) -> None:
-    assert values.cpu_list(values.cpu_ranges(list(cpus))) == sorted(cpus)
-
-
 @pytest.mark.parametrize(
     ("text", "limit"),
     [("1048576", 1048576), ("unlimited", UNLIMITED), ("infinity", UNLIMITED), ("-1", UNLIMITED),

@@ -21,7 +21,10 @@ EXPECTED: dict[str, list[tuple[str, str, str]]] = {
     ],
     "different_values.yml": [("metalserve_root", "/data", "keep one, in group_vars/all.yml")],
     "empty_main_group.yml": [("group gateways", "", "put at least one host into it")],
-    "fallback_unknown.yml": [("metalserve_pools.long.fallback", '"shrot"', "did you mean short?")],
+    "address_by_name.yml": [
+        ("metalserve_address", "", "such as 10.0.0.11, as metalserve_address"),
+        ("ansible_host", '"gate-a.example.com"', "such as 10.0.0.11, as metalserve_address"),
+    ],
     "five_faults.yml": [
         ("metalserve_adress", '"192.0.2.11"', "did you mean metalserve_address?"),
         ("metalserve_engine_api_key", "(empty)", "openssl rand -hex 32"),
@@ -38,6 +41,7 @@ EXPECTED: dict[str, list[tuple[str, str, str]]] = {
     "image_digest_cut.yml": [("metalserve_pools.short.image", f'"{IMAGE}@sha256:', "docker inspect")],
     "image_latest.yml": [("metalserve_pools.short.image", f'"{IMAGE}:latest"', f"docker pull {IMAGE}:latest")],
     "image_tag.yml": [("metalserve_pools.short.image", f'"{IMAGE}:v0.26.0"', f"docker pull {IMAGE}:v0.26.0")],
+    "host_name.yml": [("host node a/1", "", "letters, digits, dots, dashes and underscores")],
     "missing_main_group.yml": [("group gateways", "", "rename the group gateway to gateways")],
     "nested_typo.yml": [
         ("metalserve_pools.short.tensor_paralel", "1", "did you mean tensor_parallel?"),

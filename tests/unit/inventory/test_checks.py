@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import date
 from typing import Any
 
 import pytest
@@ -28,10 +29,12 @@ from tests.unit.inventory.small import DIGEST, Small
 Break = Callable[[Small], Any]
 
 
-def put(place: str, value: Any) -> Break:
-    """Return a change: the value at ``a/b/c`` of the inventory-wide variables; lists are counted."""
+def put(place: str, value: Any, also: Break | None = None) -> Break:
+    """Return a change: the value at ``a/b/c`` of the inventory-wide variables (lists are counted), and another one."""
 
     def change(small: Small) -> None:
+        if also is not None:
+            also(small)
         *way, last = place.split("/")
         inside: Any = small.wide
         for part in way:
@@ -66,6 +69,16 @@ ONE: list[tuple[Break, str, str, str]] = [
     (put(f"{P}/container", {"memory": 0}), "metalserve_pools.short.container.memory", "0 bytes", "88G"),
     (put(f"{P}/container", {"memory": True}), "metalserve_pools.short.container.memory", "truth value", "88G"),
     (put("metalserve_tls", {"names": "llm.example.com"}), "metalserve_tls.names", "not a list", "[llm.example.com]"),
+    (put("metalserve_pools", None), "metalserve_pools", "no value", "a mapping"),
+    (put("metalserve_api_keys", {"finance": "x"}), "metalserve_api_keys", "a mapping", "[{name: finance"),
+    (put(f"{P}/max_model_len", 10**12), "metalserve_pools.short.max_model_len", "too large", "16777216"),
+    (put(f"{P}/served_name", 'a "b"'), "metalserve_pools.short.served_name", "is not letters", "write letters"),
+    (
+        put("metalserve_models/chat/revision", date(2026, 1, 1)),
+        "metalserve_models.chat.revision",
+        "a date to",
+        "quotes",
+    ),
     (put("metalserve_models/chat/revision", 12345678), "metalserve_models.chat.revision", "to YAML", "quotes"),
     (put("metalserve_root", "data"), "metalserve_root", "absolute path", "absolute path"),
     (own("node-a", "metalserve_expected_gpus", "8"), "metalserve_expected_gpus", "text", "write 8 without quotes"),
@@ -101,6 +114,8 @@ ONE: list[tuple[Break, str, str, str]] = [
     (put("metalserve_api_keys/0/key", "0c7d1e9f4b2a836517"), "metalserve_api_keys[0].key", "same key as", "other keys"),
     (put("metalserve_api_keys/0", {"name": "finance"}), "metalserve_api_keys[0]", "neither key nor", "exactly one"),
     (put("metalserve_api_keys/0", {"name": "a", "sha256": "abc"}), "metalserve_api_keys[0].sha256", "64", "64 hex"),
+    (put("metalserve_api_keys/0/key", '5f2c9e1b7a3d4f"60a1'), "metalserve_api_keys[0].key", "header", "openssl"),
+    (put("metalserve_api_keys/0/vip", "true"), "metalserve_api_keys[0].vip", "text", "write true"),
     (put("metalserve_engine_api_key", "Bearer 0c7d1e9f4b2a836517"), "metalserve_engine_api_key", "header", "openssl"),
     (put("metalserve_engine_api_key", 1234567890123456789), "metalserve_engine_api_key", "a number to YAML", "quotes"),
     # registry, TLS, alerts
@@ -134,13 +149,24 @@ ONE: list[tuple[Break, str, str, str]] = [
     (own("node-a", "metalserve_address", "192.0.2.300"), "metalserve_address", "four numbers", "10.0.0.11"),
     (own("node-a", "metalserve_address", "127.0.0.1"), "metalserve_address", "this machine itself", "private address"),
     (own("node-a", "metalserve_address", "0.0.0.0"), "metalserve_address", "one host", "private address"),
-    (own("node-a", "ansible_host", "localhost"), "ansible_host", "this machine itself", "metalserve_address"),
+    (own("node-a", "ansible_host", "localhost"), "ansible_host", "is no number", "metalserve_address"),
+    (own("node-a", "ansible_host", "https://192.0.2.11/"), "ansible_host", "no scheme", "metalserve_address"),
+    (own("gate-a", "ansible_host", "gate-a.example.com"), "ansible_host", "look no name up", "metalserve_address"),
+    (lambda small: small.hosts["gate-a"].clear(), "metalserve_address", "host's name is no number", "10.0.0.11"),
+    (
+        own("node-a", "ansible_host", Unresolved("{{ ip }}", "is undefined", "define it")),
+        "ansible_host",
+        "undef",
+        "def",
+    ),
+    (put("engine_firewall_addresses", ["10.0.0.0/33"]), "engine_firewall_addresses[0]", "no network", "10.0.0.0/24"),
     (own("node-a", "ansible_distribution", "Rocky"), "ansible_distribution", "audited, but not set up", "Debian 12"),
     (own("node-a", "ansible_os_family", "Suse"), "ansible_os_family", "not a supported", "Debian 12"),
     # models, images, containers
     (put(f"{P}/image", "vllm/vllm-openai"), "metalserve_pools.short.image", "means :latest", "@sha256:"),
     (put(f"{P}/image", "https://x/vllm@" + DIGEST), "metalserve_pools.short.image", "not the name", "without a scheme"),
     (put(f"{P}/container", {"memory_swap": "90G"}), "metalserve_pools.short.container.memory", "missing", "give both"),
+    (put(f"{P}/container", {"memory": 88}), "metalserve_pools.short.container.memory", "only 88 B", "its unit"),
     (put(f"{P}/container", {"memory": "1G", "shm": "2G"}), "metalserve_pools.short.container.shm", "more than", "less"),
     (put(f"{P}/env", {"HF_TOKEN": "abc"}), "metalserve_pools.short.env.HF_TOKEN", "looks like a secret", "take it out"),
     (
@@ -197,12 +223,21 @@ ONE: list[tuple[Break, str, str, str]] = [
     # nodes
     (put(f"{P}/tensor_parallel", 16), "metalserve_pools.short", "needs 16 GPUs", "lower tensor_parallel"),
     (put(f"{P}/port", 9095), "metalserve_pools.short.port", "9100 belongs to the node exporter", "another port"),
+    (put(f"{P}/port", 70000), "metalserve_pools.short.port", "too large", "65535"),
     (put(f"{P}/port", 65530), "metalserve_pools.short.port", "65535 is the last", "lower port"),
     (
         own("node-a", "metalserve_accelerator", "cpu"),
         "metalserve_expected_gpus",
         "contradicts",
         "metalserve_accelerator",
+    ),
+    # what only the plans find
+    (put(f"{P}/workload", {"qps": 5, "lengths": "abc"}), "metalserve_pools", "workload.lengths", ""),
+    (
+        put("gateway_mode", "plain", put("metalserve_api_keys/0", {"name": "a", "sha256": "0" * 64})),
+        "metalserve_pools",
+        "cannot use sha256",
+        "give key",
     ),
     (own("node-a", "metalserve_expected_gpus", 0), "metalserve_expected_gpus", "no GPU", "metalserve_accelerator: cpu"),
 ]
@@ -241,7 +276,6 @@ WARNED: list[tuple[Break, str]] = [
     (put("metalserve_models/chat/revision", "latest"), "metalserve_models.chat.revision"),
     (put(f"{P}/replicas_per_node", 6), "metalserve_expected_gpus"),
     (put(f"{P}/image", f"lmsysorg/sglang@{DIGEST}"), "metalserve_pools.short.image"),
-    (put(f"{P}/prompt_tokens_max", 4000), "metalserve_pools.short.prompt_tokens_max"),
     (put("metalserve_allow_outage", True), "metalserve_allow_outage"),
     (own("node-a", "metalserve_address", "8.8.8.8"), "metalserve_address"),
     (lambda small: small.groups.update({"spare": []}), "group spare"),
@@ -257,12 +291,18 @@ def test_warning(change: Break, variable: str) -> None:
     assert [(entry.variable, entry.severity) for entry in small.problems()] == [(variable, "warning")]
 
 
-def test_unread_keys_are_told() -> None:
-    """A key that nothing reads yet is not swallowed in silence."""
+def test_host_names() -> None:
+    """A host's name becomes a file's name, a label and a word in nginx's configuration."""
     small = Small()
-    small.pool["env"] = {"OMP_NUM_THREADS": "4"}
-    (found,) = small.problems()
-    assert (found.variable, found.severity) == ("metalserve_pools.short.env", "warning")
+    for name in ("node a", "../node", 'node";', "knoten-ä"):
+        small.hosts[name] = small.hosts["node-a"] | {"ansible_host": "192.0.2.99"}
+        small.groups["gateways"].append(name)
+    assert [entry.variable for entry in errors(small.problems())] == [
+        "host ../node",
+        "host knoten-ä",
+        "host node a",
+        'host node";',
+    ]
 
 
 def test_all_at_once() -> None:
@@ -317,7 +357,7 @@ def test_replica_over_nodes() -> None:
 
 
 def test_pool_references() -> None:
-    """Fallback, served name and claims between pools."""
+    """Served name and claims between pools."""
     small = Small()
     small.groups["short"] = ["node-a"]
     small.add_pool("long", ["node-b"])
@@ -328,8 +368,6 @@ def test_pool_references() -> None:
     small.wide["metalserve_pools"]["long"].update(model="other", served_name="chat", max_model_len=65536)
     (found,) = errors(small.problems())
     assert "same name as another model" in found.problem
-    small.pool["fallback"] = "short"
-    assert "is the pool itself" in {entry.problem for entry in small.problems()}
 
 
 def test_group_names() -> None:
@@ -516,8 +554,7 @@ PLACES = [
             "engine",
             "engine_version",
             "tensor_parallel",
-            "prompt_tokens_max",
-            "fallback",
+            "served_name",
             "slo",
         )
     ),

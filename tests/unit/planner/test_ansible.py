@@ -18,7 +18,7 @@ from ansible.module_utils.testing import patch_module_args
 
 from ansible_collections.metal.serve.plugins.filter import plans as filters
 from ansible_collections.metal.serve.plugins.module_utils.planner import constants
-from ansible_collections.metal.serve.plugins.module_utils.planner.pools import pool_plans
+from ansible_collections.metal.serve.plugins.module_utils.planner.pools import HOST_VARIABLES, pool_plans
 from ansible_collections.metal.serve.plugins.module_utils.planner.presets import example_node
 from ansible_collections.metal.serve.plugins.module_utils.planner.preview import preview
 from ansible_collections.metal.serve.plugins.modules import serving_plan
@@ -122,7 +122,7 @@ def test_the_filter_reads_only_what_it_needs() -> None:
         """Fails for any variable that a plan must not depend on."""
 
         def __getitem__(self, key: str) -> Any:
-            assert key in filters.NAMES, key
+            assert key in HOST_VARIABLES, key
             return super().__getitem__(key)
 
     hostvars = {name: Values(values, secret="x") for name, values in HOSTVARS.items()}

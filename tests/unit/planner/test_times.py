@@ -79,14 +79,3 @@ def test_lint_names_what_is_missing_or_no_number() -> None:
 def test_wrong_input_is_named(engine: str, stream: float, tokens: int, rate: float, named: str) -> None:
     with pytest.raises(PlanError, match=named):
         times.derive(engine, stream, tokens, rate)
-
-
-def test_several_pools_share_the_safest_chain() -> None:
-    short = times.derive("vllm", 60, 4096, 4000)
-    long = times.derive("triton_vllm", 900, 131072, 4000)
-    both = times.longest_of([short, long])
-    assert both["docker_unit_stop_s"] == long["docker_unit_stop_s"]
-    assert both["engine_keepalive_s"] == 5
-    assert times.lint(both) == []
-    with pytest.raises(PlanError):
-        times.longest_of([])

@@ -52,7 +52,7 @@ def test_a_fabric_manager_without_nvswitch_is_nobodys_business() -> None:
         ("ubuntu", "nvidia", True, "570", "nvidia-open-570 nvidia-fabricmanager-570 libnvidia-nscq-570"),
         ("debian", "", False, "580", "nvidia-open-580"),
         ("debian", "", True, "570", "nvidia-open-570 nvidia-fabricmanager-570 libnvidia-nscq-570"),
-        ("debian", "", True, "580", "nvidia-open-580 nvidia-fabricmanager libnvidia-nscq"),
+        ("debian", "", True, "580", "nvidia-open-580 nvidia-fabricmanager=580.* libnvidia-nscq=580.*"),
     ],
 )
 def test_no_driver_names_the_exact_set(
@@ -63,6 +63,7 @@ def test_no_driver_names_the_exact_set(
     assert " ".join(found.packages) == packages
     assert found.problems[0].startswith("No NVIDIA driver is installed")
     assert ("NVSwitches" in found.message) == nvswitch
+    assert ("NVIDIA's own repository" in found.message) == (distribution == "debian" and not source)
     assert found.message.endswith("apt-get install " + packages)
 
 
