@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 # Copyright: the Metalserve authors
 # SPDX-License-Identifier: Apache-2.0
-"""A stand-in engine that streams: ``engine.py PORT``. The prompt orders ``tokens=N`` and ``gap=S`` between them."""
+"""A stand-in engine that streams: ``engine.py PORT``. The prompt orders ``tokens=N`` and ``gap=S`` between them.
+
+With ``work=S`` the prompt first takes S seconds in which nobody else's does: a long prompt holds up all behind it.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import sys
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 HEALTHY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+LANE = asyncio.Lock()
 EVENT = b'data: {"choices":[{"index":0,"text":"word "}]}\n\n'
 
 
@@ -32,6 +36,9 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
                 if b"HTTP/1.0" in head:
                     break
                 continue
+            if b"work" in orders:
+                async with LANE:
+                    await asyncio.sleep(float(orders[b"work"]))
             writer.write(HEAD)
             for _ in range(int(orders.get(b"tokens", 8))):
                 await asyncio.sleep(float(orders.get(b"gap", 0.02)))

@@ -1,6 +1,6 @@
 # Copyright: the Metalserve authors
 # SPDX-License-Identifier: Apache-2.0
-"""Every kind of row in an access log has its own cause."""
+"""Every kind of row in an access log has its own cause (case I19)."""
 
 from __future__ import annotations
 

@@ -39,6 +39,7 @@ EXPECTED: dict[str, list[tuple[str, str, str]]] = {
         ("metalserve_pools.long", "", "did you mean the group longs?"),
     ],
     "image_digest_cut.yml": [("metalserve_pools.short.image", f'"{IMAGE}@sha256:', "docker inspect")],
+    # Case I24.
     "image_latest.yml": [("metalserve_pools.short.image", f'"{IMAGE}:latest"', f"docker pull {IMAGE}:latest")],
     "image_tag.yml": [("metalserve_pools.short.image", f'"{IMAGE}:v0.26.0"', f"docker pull {IMAGE}:v0.26.0")],
     "host_name.yml": [("host node a/1", "", "letters, digits, dots, dashes and underscores")],

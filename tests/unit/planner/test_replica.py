@@ -63,10 +63,10 @@ def batch(tokens: int = 8192, seqs: int = 256) -> batching.Batching:
     )
 
 
-# Cases of the KV calculator.
+# Case I21: does the KV cache hold it.
 
 
-def test_the_cache_holds_fewer_tokens_than_asked() -> None:
+def test_i21_the_cache_holds_fewer_tokens_than_asked() -> None:
     # 32 layers, 32 key heads of 128, fp16: 512 KiB a token; 229 blocks of 16 = 3,664 tokens, 4,096 asked.
     fixed = {"kv_cache_memory_bytes": 229 * 16 * 512 * 1024}
     with pytest.raises(DoesNotFitError, match=r"max_model_len is 4096.*holds 3664 tokens.*3664 or less"):
@@ -75,7 +75,7 @@ def test_the_cache_holds_fewer_tokens_than_asked() -> None:
     assert plan.memory.capacity.max_concurrency == 1.0
 
 
-def test_a_long_context_in_a_small_cache() -> None:
+def test_i21_a_long_context_in_a_small_cache() -> None:
     # 32 layers, 8 key heads of 128, bf16: 128 KiB a token; 39,024 tokens are 4.76 GiB, 131,072 asked.
     long = shape("llama-3-8b", max_position_embeddings=131072)
     fixed = {"kv_cache_memory_bytes": 39024 * 128 * 1024}
@@ -84,7 +84,7 @@ def test_a_long_context_in_a_small_cache() -> None:
     assert caught.value.ways_out[0] == "set max_model_len to 39024 or less"
 
 
-def test_more_context_than_positions() -> None:
+def test_i21_more_context_than_positions() -> None:
     with pytest.raises(
         DoesNotFitError, match=r"max_model_len is 131072.*max_position_embeddings 8192 and no rope_scaling"
     ):

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node that fails stops the run: later batches are not touched, the others of its own batch end what they began.
 
-ansible-core carries on under max_fail_percentage: 0 when the failure comes from a nested block under a rescue; the real
+Case I26: ansible-core carries on under max_fail_percentage: 0 when the failure comes from a nested block under a rescue; the real
 task files are run here, with steps of the test's own.
 """
 

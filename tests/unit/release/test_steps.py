@@ -154,7 +154,7 @@ def test_rollback_goes_to_what_served_before() -> None:
         ({"releases": [NEW]}, "no longer on this node"),
     ],
 )
-def test_rollback_refuses(changes: dict[str, Any], words: str) -> None:
+def test_i24_rollback_refuses(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(RollbackError, match=words):
         rollback_goal(seen(**changes))
 

@@ -1,6 +1,6 @@
 # Copyright: the Metalserve authors
 # SPDX-License-Identifier: Apache-2.0
-"""daemon.json: what others wrote survives, what we wrote is remembered, what is broken is refused."""
+"""daemon.json: what others wrote survives, what we wrote is remembered, what is broken is refused (case I10)."""
 
 from __future__ import annotations
 

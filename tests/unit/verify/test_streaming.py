@@ -1,6 +1,6 @@
 # Copyright: the Metalserve authors
 # SPDX-License-Identifier: Apache-2.0
-"""Buffered and unbuffered streams are told apart by their times."""
+"""Buffered and unbuffered streams are told apart by their times (case I18)."""
 
 from __future__ import annotations
 
