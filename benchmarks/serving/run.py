@@ -45,6 +45,7 @@ sys.path.insert(0, str(ROOT / "collections"))
 from measure import ENGINE, GPU, values_in
 
 from ansible_collections.metal.serve.plugins.module_utils.engines import base
+from ansible_collections.metal.serve.plugins.module_utils.planner.times import ENGINE_KEEPALIVE_S
 
 SERVED = "m"
 MEET_LIMIT_S = 400.0
@@ -85,6 +86,7 @@ def environment(cache: Path, gpu: int) -> dict[str, str]:
         for key, value in given.items()
     }
     own.update(CUDA_VISIBLE_DEVICES=str(gpu), CUDA_DEVICE_ORDER="PCI_BUS_ID")
+    own["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = str(ENGINE_KEEPALIVE_S["vllm"])
     return {**os.environ, **own}
 
 

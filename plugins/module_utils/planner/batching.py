@@ -26,8 +26,8 @@ QUEUE_LIMIT = 100
 QUEUE_DRAIN_S = 60
 SEQS_FLOOR = 256
 SEQS_CAP = 384
-"""Measured on an H200 with a 7B-class model (docs/evidence/serving.md): flat out, 256 and 384 sequences answered 72 and
-76 requests a second, 736 and 1024 between 60 and 66."""
+"""Measured on an H200 with a 7B-class model (docs/evidence/serving.md): flat out, 256 and 384 sequences answered 73 to
+78 requests a second, 1024 between 67 and 71."""
 
 SEQS_HEADROOM = 2.0
 DECODE_S_PER_TOKEN = 0.02

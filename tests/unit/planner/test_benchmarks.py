@@ -111,5 +111,6 @@ def test_engine_gets_the_roles_environment_with_its_own_cache_folder(serving: An
     assert env["HOME"] == "/srv/c1/home"
     assert env["TRITON_CACHE_DIR"] == "/srv/c1/triton"
     assert env["VLLM_CACHE_ROOT"] == "/srv/c1/vllm"
+    assert env["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] == "180"
     assert env["CUDA_VISIBLE_DEVICES"] == "1"
     assert not [value for key, value in env.items() if value.startswith("/cache")]
