@@ -115,19 +115,21 @@ def upstream_servers(replicas: Sequence[Mapping[str, Any]], drained: Sequence[st
     server by itself, but no longer once a second entry is marked down.
     """
     names = [f"{replica['host']}/{replica['replica']}" for replica in replicas]
+    places = [host_port(str(replica["address"]), int(replica["port"])) for replica in replicas]
     live = sum(name not in drained for name in names)
     return [
         {
             "id": name,
             "replica": str(replica["replica"]),
             "host": str(replica["host"]),
-            "address": str(replica["address"]),
+            # In brackets where it is IPv6: nginx's Lua reads it so only.
+            "address": place.rpartition(":")[0],
             "port": int(replica["port"]),
-            "server": host_port(str(replica["address"]), int(replica["port"])),
+            "server": place,
             "max_fails": PASSIVE_MAX_FAILS if live > 1 else 0,
             "down": name in drained,
         }
-        for name, replica in zip(names, replicas)
+        for name, place, replica in zip(names, places, replicas)
     ]
 
 

@@ -9,18 +9,21 @@ import json
 import os
 import shutil
 import signal
+import socket
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
 
-from tests.unit.gateway import harness
+from tests.unit.gateway import harness, standin
 from tests.unit.gateway.harness import QUICK, Engines, Gateway, admin, replicas, turn, until
 
 PROMPT = {"model": "smollm2", "prompt": "a secret prompt"}
@@ -443,3 +446,24 @@ def test_metrics_name_every_replica(gateway: Gateway) -> None:
         text = answer.read().decode()
     assert 'metalserve_gateway_healthy{pool="short",node="node-2",replica="short-0"} 1' in text
     assert text.count("metalserve_gateway_in_flight{") == 11
+
+
+class Six(ThreadingHTTPServer):
+    """An engine that listens on an IPv6 address."""
+
+    address_family = socket.AF_INET6
+    daemon_threads = True
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")
+def test_a_replica_may_have_an_ipv6_address(tmp_path: Path) -> None:
+    engine = Six(("::1", 0), standin.Engine)
+    threading.Thread(target=engine.serve_forever, daemon=True).start()
+    pool = harness.pool("six", [engine.server_port], times=QUICK)
+    pool["replicas"][0]["address"] = "::1"
+    with harness.gateway(tmp_path, [pool], gateway_rotation_file=str(tmp_path / "no" / "rotation.json")) as running:
+        time.sleep(4 * QUICK["probe_interval_s"])
+        assert running.ask(body=PROMPT)[0].status == 200
+        assert [one["observed"]["healthy"] for one in replicas(running).values()] == [True]
+        assert "leaves" not in running.errors()
+    engine.shutdown()

@@ -76,6 +76,11 @@ def test_of_two_equal_pools_the_first_takes_the_requests() -> None:
 def test_addresses_of_all_kinds() -> None:
     assert plan.host_port("10.0.0.1", 1) == "10.0.0.1:1"
     assert plan.host_port("fd00::1", 1) == "[fd00::1]:1"
+    replicas = [
+        {"replica": "a-0", "host": "n", "address": address, "port": 8100} for address in ("10.0.0.1", "fd00::1")
+    ]
+    found = [(one["address"], one["server"]) for one in plan.upstream_servers(replicas, [])]
+    assert found == [("10.0.0.1", "10.0.0.1:8100"), ("[fd00::1]", "[fd00::1]:8100")]
     with pytest.raises(plan.GatewayError, match=r"metalserve_address is '10.0.0.1; evil'"):
         plan.host_port("10.0.0.1; evil", 1)
 
