@@ -53,6 +53,14 @@ def test_connections_hold_the_streams_of_the_brief_and_the_files_twice_that() ->
     assert plan.gateway_plan([pool("a", [1], in_flight=9000)])["worker_connections"] >= 5 * 9000
 
 
+def test_idle_connections_to_engines_are_as_many_as_requests_in_flight() -> None:
+    planned = plan.gateway_plan(
+        [pool("a", [1], in_flight=8), pool("b", [2], in_flight=300), pool("c", [3], in_flight=5000)]
+    )
+    assert [one["keepalive"] for one in planned["pools"]] == [32, 300, 512]
+    assert planned["worker_connections"] >= 5 * (8 + 300 + 5000) + 32 + 300 + 512
+
+
 def test_workers_wait_for_the_longest_stream_of_all_pools() -> None:
     slow = pool("b", [2], times={**TIMES, "longest_stream_s": 1800, "drain_s": 1800.5})
     assert plan.gateway_plan([pool("a", [1]), slow])["worker_shutdown_s"] == 1801
