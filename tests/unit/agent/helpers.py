@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +46,15 @@ def agent_file() -> Path:
     path = _folder() / "agent.pyz"
     path.write_bytes(bundle(members(str(SOURCE / "metalserve_agent")))[0])
     return path
+
+
+@functools.cache
+def unpacked() -> Path:
+    """Return the agent's content as a folder, which runs as the file does but keeps its bytecode between runs."""
+    folder = _folder() / "agent"
+    with zipfile.ZipFile(agent_file()) as archive:
+        archive.extractall(folder)
+    return folder
 
 
 @functools.cache
@@ -129,13 +139,19 @@ def settings(**changes: Any) -> dict[str, Any]:
 
 
 def scrape(
-    folder: Path, nvml: str, *, old_driver: bool = False, python: str = sys.executable, **changes: Any
+    folder: Path,
+    nvml: str,
+    *,
+    old_driver: bool = False,
+    python: str = sys.executable,
+    agent: Path | None = None,
+    **changes: Any,
 ) -> Scrape:
-    """Return one scrape of the shipped agent with the stand-in answering ``nvml``."""
+    """Return one scrape of the shipped agent with the stand-in answering ``nvml``; ``agent`` is the file or its content."""
     (folder / "nvml").write_text(nvml, encoding="utf-8")
     (folder / "agent.json").write_text(json.dumps(settings(**changes)), encoding="utf-8")
     result = subprocess.run(
-        [python, "-I", str(agent_file()), "--config", str(folder / "agent.json"), "--once"],
+        [python, "-I", str(agent or unpacked()), "--config", str(folder / "agent.json"), "--once"],
         capture_output=True,
         text=True,
         check=True,

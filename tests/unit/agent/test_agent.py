@@ -239,7 +239,8 @@ def test_a_damaged_release_is_an_error_and_none_is_not(tmp_path: Path) -> None:
 def test_the_shipped_agent_joins_gpu_and_plan(tmp_path: Path) -> None:
     write_release(tmp_path, gpus=[h200()["uuid"]], memory={"planned_gpu_bytes": 100 * MIB})
     gpu = {**h200(), "memory.used": 140 * MIB}
-    found = helpers.scrape(tmp_path, state(gpu), replicas=[replica(1)], engines_dir=str(tmp_path / "engines"))
+    engines = str(tmp_path / "engines")
+    found = helpers.scrape(tmp_path, state(gpu), agent=helpers.agent_file(), replicas=[replica(1)], engines_dir=engines)
     (ratio,) = found.select("metalserve_gpu_memory_unplanned_ratio", pool="short", replica="short-0", kind="vllm")
     assert ratio.value == pytest.approx(0.4)
     assert found.select("metalserve_replica_release_info", release="cafe", revision="r1")

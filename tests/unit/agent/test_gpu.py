@@ -13,13 +13,13 @@ import pytest
 
 from ansible_collections.metal.serve.plugins.module_utils.telemetry.metrics import parse_scrape
 
-from .helpers import FIXTURES, MIB, SOURCE, h200, nvml_folder, scrape, state
+from .helpers import FIXTURES, MIB, SOURCE, agent_file, h200, nvml_folder, scrape, state
 
 UUID = {"gpu": "0", "uuid": str(h200()["uuid"])}
 
 
 def test_an_h200_reads_as_nvidia_smi_says(tmp_path: Path) -> None:
-    found = scrape(tmp_path, state(h200()))
+    found = scrape(tmp_path, state(h200()), agent=agent_file())
 
     def value(name: str, /, **labels: str) -> float:
         (sample,) = found.select(name, **UUID, **labels)
@@ -104,7 +104,7 @@ def test_it_runs_on_python_3_9(tmp_path: Path) -> None:
     python = next(iter(sorted(Path.home().glob(".pyenv/versions/3.9*/bin/python3"))), None)
     if python is None:
         pytest.skip("no Python 3.9 here")
-    found = scrape(tmp_path, state(h200()), python=str(python))
+    found = scrape(tmp_path, state(h200()), python=str(python), agent=agent_file())
     assert found.select("metalserve_gpus")[0].value == 1
 
 
