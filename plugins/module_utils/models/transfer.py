@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import fnmatch
+import functools
 import hashlib
 import json
 import os
@@ -44,6 +45,12 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return following
 
 
+@functools.cache
+def _opener() -> urllib.request.OpenerDirector:
+    """Return the one opener: each new one would read this machine's certificates again."""
+    return urllib.request.build_opener(_Redirects())
+
+
 @dataclass(frozen=True)
 class Http:
     """How to fetch: ``token`` (bearer, may be empty), ``timeout`` seconds without a byte, tries, pause factor
@@ -63,7 +70,7 @@ class Http:
         request = urllib.request.Request(url, headers={"User-Agent": "metalserve", **(headers or {})})
         if self.token:
             request.add_header("Authorization", f"Bearer {self.token}")
-        return urllib.request.build_opener(_Redirects()).open(request, timeout=self.timeout)
+        return _opener().open(request, timeout=self.timeout)
 
     def retry(self, what: str, action: Callable[[], Any]) -> Any:
         """Run ``action`` until it succeeds or fails for good; a wait doubles from ``pause``. Raises StoreError."""
