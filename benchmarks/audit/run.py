@@ -5,10 +5,11 @@
 
 The hosts are sshd processes on ports of their own in one container, so 100 of them share its processors: what is compared
 is the work of controller and hosts together, on the same machine, and not a network. Needs Docker, the image of the lab's
-nodes (playbooks/lab.yml makes it) and .venv; pyinfra is installed into a throwaway environment.
+nodes (playbooks/lab.yml makes it) and .venv; pyinfra is installed into a throwaway environment where none is named.
 
   benchmarks/audit/run.py                      100 hosts
   benchmarks/audit/run.py --hosts 5 --without-pyinfra
+  benchmarks/audit/run.py --tasks 12           measure 12 of the tasks and reckon all from them; the result says so
 """
 
 from __future__ import annotations
@@ -114,10 +115,56 @@ def timed(book: Path, hosts: Path, *arguments: str) -> tuple[float, dict[str, fl
     return round(seconds, 1), {"controller_cpu_s": round(cpu, 1)}
 
 
-def pyinfra(folder: Path, address: str, hosts: int, reads: list[str]) -> float:
-    """Read the same sources with pyinfra; return wall seconds."""
-    sh(sys.executable, "-m", "venv", folder / "venv")
-    sh(folder / "venv/bin/pip", "install", "-q", "pyinfra")
+BUILD = """
+import sys
+from ansible_collections.metal.serve.plugins.action.agent_bundle import AUDIT_MAIN, AUDIT_VERSION, audit_members
+from ansible_collections.metal.serve.plugins.module_utils.telemetry.bundle import bundle
+open(sys.argv[1], "wb").write(bundle(audit_members(), AUDIT_MAIN, AUDIT_VERSION)[0])
+"""
+
+
+def scheduled(folder: Path, address: str, hosts: int) -> float:
+    """Let all hosts judge themselves as the monitor's timer does, over SSH and without Ansible; return wall seconds."""
+    program = folder / "metalserve-audit.pyz"
+    sh(BIN / "python", "-c", BUILD, program, env={**os.environ, "PYTHONPATH": str(ROOT / "collections")})
+    node = {"host": "host", "policy": {}, "root": "/var/lib/metalserve", "textfile": ""}
+    (folder / "audit.json").write_text(json.dumps(node), encoding="utf-8")
+    for name in ("metalserve-audit.pyz", "audit.json"):
+        sh("docker", "cp", folder / name, f"{NAME}:/opt/{name}")
+    sh("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "audit")
+    public = (folder / "audit.pub").read_text(encoding="utf-8").strip()
+    forced = f'command="python3 -I /opt/metalserve-audit.pyz node /opt/audit.json" {public}'
+    sh("docker", "exec", NAME, "sh", "-c", f"echo '{forced}' >> /root/.ssh/authorized_keys")
+    fleet = {
+        "hosts": [
+            {"host": f"host-{number:03}", "address": address, "port": FIRST_PORT + number, "strict": False}
+            for number in range(hosts)
+        ],
+        "user": "root",
+        "key": str(folder / "audit"),
+        "known_hosts": str(folder / "known_hosts"),
+        "reports": str(folder),
+    }
+    (folder / "fleet.json").write_text(json.dumps(fleet), encoding="utf-8")
+    began = time.monotonic()
+    words = [sys.executable, "-I", str(program), "fleet", str(folder / "fleet.json")]
+    subprocess.run(
+        words, capture_output=True, check=False
+    )  # it ends as the audit does: these hosts are not fit to serve
+    seconds = time.monotonic() - began
+    judged = json.loads((folder / "audit.json").read_text(encoding="utf-8"))["hosts"]
+    missing = [one["host"] + ": " + one["error"] for one in judged if one["error"]]
+    if missing or len(judged) != hosts:
+        raise SystemExit(f"not judged: {missing[:3]}")
+    return round(seconds, 1)
+
+
+def pyinfra(folder: Path, address: str, hosts: int, reads: list[str], program: str) -> dict[str, Any]:
+    """Read the same sources with pyinfra; return its version and wall seconds."""
+    if not program:
+        sh(sys.executable, "-m", "venv", folder / "venv")
+        sh(folder / "venv/bin/pip", "install", "-q", "pyinfra")
+        program = str(folder / "venv/bin/pyinfra")
     common = {"ssh_hostname": address, "ssh_user": "root", "ssh_key": str(folder / "key")}
     common["ssh_strict_host_key_checking"] = "off"
     members = [(f"host-{number:03}", {**common, "ssh_port": FIRST_PORT + number}) for number in range(hosts)]
@@ -126,8 +173,9 @@ def pyinfra(folder: Path, address: str, hosts: int, reads: list[str]) -> float:
     deploy += f"for read in {reads!r}:\n    host.get_fact(Command, command=read)\n"
     (folder / "deploy.py").write_text(deploy, encoding="utf-8")
     began = time.monotonic()
-    sh(folder / "venv/bin/pyinfra", "-y", "inventory.py", "deploy.py", cwd=folder)
-    return round(time.monotonic() - began, 1)
+    sh(program, "-y", "inventory.py", "deploy.py", cwd=folder)
+    seconds = round(time.monotonic() - began, 1)
+    return {"version": sh(program, "--version").stdout.strip(), "wall_s": seconds}
 
 
 def main() -> int:
@@ -137,6 +185,8 @@ def main() -> int:
     made.add_argument("--image", default="", help="image of the hosts; default: the lab's newest")
     made.add_argument("--forks", type=int, default=50)
     made.add_argument("--without-pyinfra", action="store_true")
+    made.add_argument("--pyinfra", metavar="PROGRAM", default="", help="an installed pyinfra")
+    made.add_argument("--tasks", type=int, default=0, help="how many of one task a check are run on all hosts; 0: all")
     given = made.parse_args()
     image = given.image
     if not image:
@@ -144,7 +194,7 @@ def main() -> int:
         if not listed:
             raise SystemExit("there is no image metalserve-lab/node: build the lab once (playbooks/lab.yml)")
         image = listed[0]
-    reads = sources()
+    reads, load = sources(), os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="metalserve-bench-") as made_folder:
         folder = Path(made_folder)
         with machine(image, given.hosts, folder) as address:
@@ -166,6 +216,8 @@ def main() -> int:
                 for n, read in enumerate(reads)
             ]
             one_task_each = play(folder, "tasks.yml", tasks)
+            measured = tasks[:: max(1, len(tasks) // given.tasks)][: given.tasks] if given.tasks else tasks
+            some_tasks = play(folder, "some.yml", measured)
             forks = ("-f", str(given.forks))
             timed(one_module, hosts, *forks)  # connections, host keys, Python's compiled files
             single, _cpu = timed(one_module, hosts, "--limit", "host-000")
@@ -173,25 +225,31 @@ def main() -> int:
             single_tasks, _cpu = timed(one_task_each, hosts, "--limit", "host-000")
             all_modules, cpu = timed(one_module, hosts, *forks)
             together = json.loads((folder / "seconds.json").read_text(encoding="utf-8"))
-            all_tasks, tasks_cpu = timed(one_task_each, hosts, *forks)
+            # Each task takes as long as the one before: the rest can be reckoned, and is said to be.
+            all_tasks, tasks_cpu = timed(some_tasks, hosts, *forks)
+            share = len(tasks) / len(measured)
             result: dict[str, Any] = {
                 "hosts": given.hosts,
                 "checks": len(REGISTRY.all()),
                 "processors": os.cpu_count(),
-                "load_before": os.getloadavg()[0],
+                "load_before": load,
                 "one_host": {"module_s": alone[0], "wall_s": single, "one_task_each_wall_s": single_tasks},
                 "all_hosts": {
                     "wall_s": all_modules,
                     **cpu,
                     "module_s_median": sorted(together)[len(together) // 2],
-                    "one_task_each_wall_s": all_tasks,
-                    "one_task_each_controller_cpu_s": tasks_cpu["controller_cpu_s"],
-                    "ratio": round(all_tasks / all_modules, 1),
+                    "module_s_most": max(together),
+                    "tasks_measured": len(measured),
+                    "one_task_each_wall_s": round(all_tasks * share, 1),
+                    "one_task_each_controller_cpu_s": round(tasks_cpu["controller_cpu_s"] * share, 1),
+                    "ratio": round(all_tasks * share / all_modules, 1),
                 },
             }
+            seconds = scheduled(folder, address, given.hosts)
+            result["scheduled"] = {"wall_s": seconds, "ratio_of_one_task_each": round(all_tasks * share / seconds, 1)}
             if not given.without_pyinfra:
-                seconds = pyinfra(folder, address, given.hosts, reads)
-                result["pyinfra"] = {"wall_s": seconds, "ratio": round(seconds / all_modules, 1)}
+                other = pyinfra(folder, address, given.hosts, reads, given.pyinfra)
+                result["pyinfra"] = {**other, "ratio": round(other["wall_s"] / all_modules, 1)}
     print(json.dumps(result, indent=2))
     return 0
 

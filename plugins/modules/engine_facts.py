@@ -10,6 +10,11 @@ short_description: Say what the engines of a node run in
 version_added: 0.1.0
 description:
   - Reads the Docker daemon's socket and C(/proc). Needs no Python package on the node and no running Docker.
+options:
+  root:
+    description: Folder of everything Metalserve keeps on a host, for C(open_keys); empty looks at none.
+    type: path
+    default: ""
 attributes:
   check_mode:
     description: Nothing is changed in either mode.
@@ -23,6 +28,7 @@ author: The Metalserve authors (@metalserve)
 EXAMPLES = r"""
 - name: See what the engines run in
   metal.serve.engine_facts:
+    root: /var/lib/metalserve
   register: __engine_facts
 """
 
@@ -36,10 +42,15 @@ nofile_limit:
   returned: always
   type: int
 containers:
-  description: Containers of engines, each with name, running, replica, release and state.
+  description: Containers of engines, each with name, running, replica, release, state, image (its id) and restart_policy.
   returned: always
   type: list
   elements: dict
+open_keys:
+  description: Key files of releases that others than their owner may read.
+  returned: always
+  type: list
+  elements: path
 nftables:
   description: Why this kernel or system cannot filter with nftables; empty where it can or nft is not installed yet.
   returned: always
@@ -50,7 +61,11 @@ firewall_loaded:
   type: bool
 """
 
+import contextlib
+import glob
 import json
+import os
+from collections.abc import Callable
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -79,11 +94,12 @@ def nofile_limit(host: LiveHost) -> int:
         return 0
 
 
-def containers_of(listing: Any) -> list[dict[str, Any]]:
-    """Return the containers of engines from ``GET /containers/json``."""
+def containers_of(listing: Any, described: Callable[[str], Any]) -> list[dict[str, Any]]:
+    """Return the containers of engines from ``GET /containers/json``; ``described`` gives ``/containers/<id>/json`` of one."""
     found = []
     for item in listing if isinstance(listing, list) else []:
         labels = item.get("Labels") or {}
+        policy = ((described(str(item.get("Id"))) or {}).get("HostConfig") or {}).get("RestartPolicy") or {}
         found.append(
             {
                 "name": (item.get("Names") or ["/"])[0].lstrip("/"),
@@ -91,9 +107,20 @@ def containers_of(listing: Any) -> list[dict[str, Any]]:
                 "state": str(item.get("State", "")),
                 "replica": labels.get("metalserve.replica", ""),
                 "release": labels.get("metalserve.release", ""),
+                "image": str(item.get("ImageID") or ""),
+                "restart_policy": str(policy.get("Name") or "no"),
             }
         )
     return sorted(found, key=lambda entry: str(entry["name"]))
+
+
+def open_keys(root: str) -> list[str]:
+    """Return the keys below ``root`` that are not their owner's alone. A file that goes away meanwhile is none."""
+    found = []
+    for path in sorted(glob.glob(os.path.join(root, "engines", "*", "releases", "*", "*key*"))) if root else []:
+        with contextlib.suppress(OSError):
+            found += [path] if os.lstat(path).st_mode & 0o077 else []
+    return found
 
 
 def nftables(host: LiveHost) -> tuple[str, bool]:
@@ -110,7 +137,7 @@ def nftables(host: LiveHost) -> tuple[str, bool]:
 
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(argument_spec={}, supports_check_mode=True)
+    module = AnsibleModule(argument_spec={"root": {"type": "path", "default": ""}}, supports_check_mode=True)
     host = LiveHost()
     version = docker_json(host, "/version")
     info = docker_json(host, "/info") if version else None
@@ -124,7 +151,11 @@ def main() -> None:
             "root": str(info.get("DockerRootDir", "")) if isinstance(info, dict) else "",
         },
         nofile_limit=nofile_limit(host),
-        containers=containers_of(docker_json(host, f"/containers/json?all=1&filters={FILTER}")),
+        containers=containers_of(
+            docker_json(host, f"/containers/json?all=1&filters={FILTER}"),
+            lambda name: docker_json(host, f"/containers/{name}/json"),
+        ),
+        open_keys=open_keys(module.params["root"]),
         nftables=fault,
         firewall_loaded=loaded,
     )

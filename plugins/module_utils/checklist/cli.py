@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ from typing import Any, Optional
 
 from ansible_collections.metal.serve.plugins.module_utils.checklist import fleet, report
 from ansible_collections.metal.serve.plugins.module_utils.checklist.audit import REGISTRY, areas_of, audit, policy_of
+from ansible_collections.metal.serve.plugins.module_utils.checklist.checks.support import moment
 from ansible_collections.metal.serve.plugins.module_utils.checklist.judge import EXIT_FAIL
 from ansible_collections.metal.serve.plugins.module_utils.checklist.policy import PolicyError
 from ansible_collections.metal.serve.plugins.module_utils.hardware import yaml_subset
@@ -131,7 +133,8 @@ def _snapshot(given: argparse.Namespace, areas: Sequence[str]) -> int:
         # The name inside is a stand-in; playbooks/snapshot.yml calls the folder by the inventory's name.
         name = os.path.basename(os.path.realpath(given.snapshot))
         done = audit(given.snapshot, policy, name, areas)
-    host = report.host_report(done.host, done.verdicts, strict=given.strict)
+    notes = age_notes(done.collected.facts.collected_at, began)
+    host = report.host_report(done.host, done.verdicts, strict=given.strict, notes=notes)
     if given.json:
         only = {"host": host["host"], "verdicts": host["verdicts"]}
         sys.stdout.write(json.dumps(only, indent=2, ensure_ascii=False) + "\n")
@@ -140,6 +143,17 @@ def _snapshot(given: argparse.Namespace, areas: Sequence[str]) -> int:
         whole = report.fleet_report([host], started, done.seconds, areas=areas, strict=given.strict)
         sys.stdout.write(report.render_terminal(whole, given.all))
     return int(host["exit_code"])
+
+
+def age_notes(collected_at: Optional[str], now: float) -> list[str]:
+    """Return what is to be said of a snapshot's age at ``now`` (Unix time): nothing where it was read within a day."""
+    at = moment(collected_at)
+    if at is None:
+        return ["When this was read is not said (index.json, collected_at): it may be long ago."]
+    days = (now - at.replace(tzinfo=datetime.timezone.utc).timestamp()) / 86400
+    if days < -1 / 24:
+        return [f"It says that it was read at {collected_at}, which is still to come."]
+    return [f"It was read at {collected_at}, {days:.0f} days ago: what changed since is not seen."] if days > 1 else []
 
 
 def read_policy(path: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from ansible_collections.metal.serve.plugins.module_utils.checklist.model import
 from ansible_collections.metal.serve.plugins.module_utils.checklist.page import checks_markdown
 from ansible_collections.metal.serve.plugins.module_utils.checklist.policy import DEFAULT_POLICY, SAYS
 from ansible_collections.metal.serve.plugins.module_utils.checklist.report import WAIVED
+from ansible_collections.metal.serve.plugins.module_utils.checklist.shapes import told
 from ansible_collections.metal.serve.plugins.module_utils.common.files import canonical_json, write_atomic
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -37,14 +38,8 @@ def _object(properties: dict[str, Any], required: Optional[list[str]] = None, **
 
 
 def _key(name: str, default: Any) -> dict[str, Any]:
-    """Return the schema of a policy key, from its default."""
-    says = {"description": SAYS[name], "default": default}
-    if default is None:
-        return says
-    for kind, word in ((bool, "boolean"), (str, "string"), (list, "array"), (dict, "object")):
-        if isinstance(default, kind):
-            return {"type": word, **says}
-    return {"type": "number", **says}
+    """Return the schema of a policy key."""
+    return {**told(name, default)[0], "description": SAYS[name], "default": default}
 
 
 def policy_schema() -> dict[str, Any]:

@@ -36,6 +36,9 @@ def expected_of(
         values = [one[name] for one in times if isinstance(one.get(name), (int, float))]
         if values and "gateway" in found["roles"]:
             found[name] = worst(values)
+    bodies = [plan["body_limit_bytes"] for plan in plans if isinstance(plan.get("body_limit_bytes"), int)]
+    if bodies and "gateway" in found["roles"]:
+        found["body_limit_bytes"] = max(bodies)
     if "engine" not in found["roles"]:
         engines = [str(variables[one].get("metalserve_accelerator") or "nvidia") for one in groups.get("engines", [])]
         # Without a GPU anywhere no monitor needs alerts on GPUs.

@@ -16,6 +16,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, Optional, Union
 
+from ansible_collections.metal.serve.plugins.module_utils.checklist.shapes import fits, told
+
 DEFAULT_POLICY: dict[str, Any] = {
     # Thresholds of the deployment checklist.
     "driver_minimum": "525.85.12",
@@ -91,6 +93,7 @@ DEFAULT_POLICY: dict[str, Any] = {
         "engine_ports": [],
         "engine_keepalive_s": None,  # after which engines close idle connections, from the pools' times
         "longest_silent_prefill_s": None,
+        "body_limit_bytes": None,  # of the longest prompts, from the pools' plans
         "releases": {},  # replica -> {image, container: {...}}, where the controller knows them
     },
     "waivers": [],  # {id, hosts, reason, until: YYYY-MM-DD}
@@ -132,6 +135,7 @@ SAYS = {
     "expected.engine_ports": "ports of the engines on this host",
     "expected.engine_keepalive_s": "seconds after which engines close idle connections, the least of the pools",
     "expected.longest_silent_prefill_s": "seconds that an engine may be silent before its first token, the most of the pools",
+    "expected.body_limit_bytes": "bytes of the longest request, the most of the pools",
     "expected.releases": "replica -> {image, container}, as the inventory plans it",
     "waivers": "findings that are known and accepted, each with a reason and a last day",
 }
@@ -172,6 +176,11 @@ def merge_policy(override: Optional[Mapping[str, Any]], checks: Collection[str] 
     if not override:
         return policy
     faults = [*_lay_over(policy, override, ()), *_waiver_faults(policy["waivers"], checks)]
+    if policy["nofile_minimum"] > policy["nofile_maximum"]:
+        low, high = policy["nofile_minimum"], policy["nofile_maximum"]
+        faults.append(
+            Fault(("nofile_minimum",), f"{low} is more than nofile_maximum ({high})", "raise the other one too")
+        )
     if faults:
         raise PolicyError(faults)
     return policy
@@ -213,24 +222,11 @@ def _lay_over(policy: dict[str, Any], override: Mapping[str, Any], place: Place)
         elif key == "expected" and isinstance(value, Mapping):
             yield from _lay_over(policy["expected"], value, here)
         else:
-            wanted = _wanted_type(policy[key], value)
-            if wanted:
-                yield Fault(here, f"{value!r} is not {wanted}", f"write {wanted}")
-            else:
+            shape, right = told(".".join(str(part) for part in here), policy[key])
+            if fits(value, shape):
                 policy[key] = value
-
-
-def _wanted_type(default: Any, value: Any) -> str:
-    """Return what ``value`` should have been, judged by the default's type; empty where it is right."""
-    if default is None:
-        return ""
-    if isinstance(default, bool):
-        return "" if isinstance(value, bool) else "true or false"
-    for kind, wanted in (((int, float), "a number"), (str, "a text"), (list, "a list"), (dict, "a mapping")):
-        if isinstance(default, kind):
-            right = isinstance(value, kind) and not isinstance(value, bool)
-            return "" if right else wanted
-    return ""
+            else:
+                yield Fault(here, f"{value!r} is not {right}", f"write {right}")
 
 
 WAIVER_KEYS = ("id", "hosts", "reason", "until")

@@ -260,6 +260,12 @@ def _limits(raw: Raw, facts: HostFacts) -> None:
                 found = parse_system.parse_process_limits(text)
                 found.pid = values.integer(texts.get(f"processes/{match.group(1)}/pid"))
                 limits.processes[match.group(1)] = found
+    limits.session_outdated = parse_system.parse_session_times(
+        raw.texts("session_limits").get("processes/session/times", "")
+    )
+    if raw.complete("session_pam"):
+        texts = {origin(path): text for path, text in raw.texts("session_pam").items()}
+        limits.sessions_read_limits = parse_system.parse_session_pam(texts)
     if raw.complete("limits_conf"):
         limits.entries = []
         texts = raw.texts("limits_conf")
@@ -267,6 +273,7 @@ def _limits(raw: Raw, facts: HostFacts) -> None:
             limits.entries += parse_system.parse_limits_conf(origin(path), texts[path])
     defaults = parse_system.key_values(raw.text("systemd_defaults") or "")
     limits.systemd_default_nofile = values.limit(defaults.get("DefaultLimitNOFILE"))
+    limits.systemd_default_nofile_soft = values.limit(defaults.get("DefaultLimitNOFILESoft"))
     limits.systemd_default_memlock = values.limit(defaults.get("DefaultLimitMEMLOCK"))
     for name, result in raw.results.items():
         if name.startswith("sysctl.") and result.text() is not None:
@@ -379,7 +386,7 @@ def _packages(raw: Raw, facts: HostFacts) -> None:
     elif rpm is not None:
         packages.manager, packages.items = "rpm", parse_packages.parse_rpm(rpm)
     _holds(raw, facts)
-    installed = [item for item in packages.items or [] if item.status.startswith("ii")]
+    installed = [item for item in packages.items or [] if parse_packages.lies_on_disk(item)]
     core = sorted(
         {
             parse_packages.upstream_version(item.version)

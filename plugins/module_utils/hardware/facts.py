@@ -220,8 +220,21 @@ class Limits:
     entries: Optional[list[LimitsEntry]] = field(
         default=None, metadata=says("limits.conf and limits.d, in the order in which PAM reads them")
     )
+    session_outdated: Optional[bool] = field(
+        default=None,
+        metadata=says(
+            "whether what sets the limits of logins was changed after the login that was seen began: it keeps its old ones"
+        ),
+    )
+    sessions_read_limits: Optional[bool] = field(
+        default=None,
+        metadata=says("whether a login over SSH gets what limits.d says: UsePAM, and pam_limits in sshd's PAM file"),
+    )
     systemd_default_nofile: Optional[int] = field(
-        default=None, metadata=says("DefaultLimitNOFILE of the service manager")
+        default=None, metadata=says("DefaultLimitNOFILE of the service manager: the hard limit")
+    )
+    systemd_default_nofile_soft: Optional[int] = field(
+        default=None, metadata=says("DefaultLimitNOFILESoft, what a service has that does not raise it itself")
     )
     systemd_default_memlock: Optional[int] = field(
         default=None, metadata=says("DefaultLimitMEMLOCK of the service manager", "B")

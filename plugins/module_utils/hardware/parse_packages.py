@@ -67,10 +67,10 @@ def parse_dpkg(text: str) -> list[Package]:
     seen: set[tuple[str, Optional[str]]] = set()
     for line in text.splitlines():
         words = line.split()
-        if len(words) >= 3 and re.match(r"\A[uihrp][ncufhwti][R]?\Z", words[0]):
+        if len(words) >= 3 and re.match(r"\A[uihrp][ncufhwtiUFHW][R]?\Z", words[0]):
             status, name, version = words[0], words[1], words[2]
             architecture = words[3] if len(words) > 3 else None
-        elif len(words) >= 3 and re.match(r"\A[uihrp][ncufhwti]\Z", words[2]):
+        elif len(words) >= 3 and re.match(r"\A[uihrp][ncufhwtiUFHW]\Z", words[2]):
             name, version, status = words[0], words[1], words[2]
             architecture = words[3] if len(words) > 3 else None
         else:
@@ -80,9 +80,15 @@ def parse_dpkg(text: str) -> list[Package]:
         if is_relevant(name) and (name, architecture) not in seen:
             seen.add((name, architecture))
             # A held package is 'hi' in dpkg's own words: installed, to be held.
-            installed = "ii" if status.startswith("hi") else status
-            found.append(Package(name, version, installed, architecture, True if status.startswith("h") else None))
+            held = status.startswith("h")
+            installed = f"i{status[1:]}" if held else status
+            found.append(Package(name, version, installed, architecture, True if held else None))
     return found
+
+
+def lies_on_disk(package: Package) -> bool:
+    """Tell whether a package's files are there: also unpacked or half configured, as an upgrade that broke off leaves it."""
+    return package.status[1:2].lower() in tuple("iufhwt")
 
 
 def parse_rpm(text: str) -> list[Package]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from typing import Optional
 
 from ansible_collections.metal.serve.plugins.module_utils.hardware import values
@@ -19,6 +20,7 @@ from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import 
     ProcessLimits,
     Service,
 )
+from ansible_collections.metal.serve.plugins.module_utils.runtime.limits import applies_limits
 
 _ENGINE_FLAGS = ("avx", "avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "asimd", "sve", "bf16")
 
@@ -148,6 +150,31 @@ def parse_limits_conf(path: str, text: str) -> list[LimitsEntry]:
         if len(words) >= 4 and words[1] in ("soft", "hard", "-"):
             entries.append(LimitsEntry(path, words[0], words[1], words[2], values.limit(words[3])))
     return entries
+
+
+def parse_session_times(text: str) -> Optional[bool]:
+    """Tell whether a login (``login: 1764540000.10``) is older than its settings (``settings: …``); None: not said.
+
+    Less than a second apart counts as older: the clock may have been set a little in between.
+    """
+    times = key_values(text, ":")
+    login, settings = (values.quantity(times.get(name), "") for name in ("login", "settings"))
+    return None if login is None or settings is None else login < settings + 1
+
+
+def parse_session_pam(texts: Mapping[str, str]) -> Optional[bool]:
+    """Tell whether a login over SSH runs pam_limits, from sshd's configuration and PAM files by path; None: not known."""
+    main, pam = texts.get("/etc/ssh/sshd_config"), texts.get("/etc/pam.d/sshd")
+    if main is None or pam is None:
+        return None
+    read = [main]
+    if re.search(r"^\s*include\s.*sshd_config\.d", main, re.IGNORECASE | re.MULTILINE):
+        read += [text for path, text in sorted(texts.items()) if path.startswith("/etc/ssh/sshd_config.d/")]
+    said = {one.lower() for text in read for one in re.findall(r"(?im)^\s*usepam[\s=]+\"?(\w+)", text)}
+    if len(said) > 1:
+        return None
+    services = {path.rpartition("/")[2]: text for path, text in texts.items() if path.startswith("/etc/pam.d/")}
+    return said == {"yes"} and applies_limits(services, "sshd")  # sshd's own default is no
 
 
 def parse_modules(text: str) -> list[str]:

@@ -9,6 +9,7 @@ import gzip
 import os
 import re
 import stat
+import time
 import zlib
 from typing import Optional
 
@@ -242,8 +243,11 @@ def _parent(host: LiveHost, pid: int) -> int:
         return 0
 
 
-def _session_pid(host: LiveHost, pids: dict[str, list[int]]) -> Optional[int]:
-    """Return a process of a login over SSH: this one where it runs under sshd, else any child of a session's sshd."""
+def _login_pid(host: LiveHost, pids: dict[str, list[int]]) -> Optional[int]:
+    """Return sshd's own process for the login under which this runs, which PAM gave its limits; None not under sshd.
+
+    Not its first child: that may be sudo, which gives itself root's limits.
+    """
     servers = set(pids.get("sshd", [])) | set(pids.get("sshd-session", []))
     pid = os.getpid()
     for _step in range(64):
@@ -251,10 +255,28 @@ def _session_pid(host: LiveHost, pids: dict[str, list[int]]) -> Optional[int]:
             break
         parent = _parent(host, pid)
         if parent in servers:
-            return pid
+            return parent
         pid = parent
     return None
 
+
+_LOGIN_SETTINGS = (
+    "/etc/security/limits.conf",
+    "/etc/security/limits.d",
+    "/etc/security/limits.d/*",
+    "/etc/pam.d/*",
+    "/etc/ssh/sshd_config",
+    "/etc/ssh/sshd_config.d/*",
+)
+_SESSION_PAM = (
+    "/etc/ssh/sshd_config",
+    "/etc/ssh/sshd_config.d/*.conf",
+    "/etc/pam.d/sshd",
+    "/etc/pam.d/common-session",
+    "/etc/pam.d/password-auth",
+    "/etc/pam.d/system-auth",
+)
+_SAYS_OF_SESSIONS = re.compile(r"\s*(-?session\s|@include\s|include\s|usepam[\s=])", re.IGNORECASE)
 
 _SWAP_FILES = ("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes", "/sys/fs/cgroup/*/memory.swap.max")
 _MEMORY_FILES = ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/*/memory.max")
@@ -288,10 +310,42 @@ def _process_limits(host: LiveHost) -> list[Item]:
 
 def _session_limits(host: LiveHost) -> list[Item]:
     place = "processes/session/limits"
-    pid = _session_pid(host, _pids_by_name(host))
+    pid = _login_pid(host, _pids_by_name(host))
     if pid is None:
         return [Item(place, NOT_COLLECTED, "", "this was not run over SSH, so no login's limits were seen")]
-    return [host.file(f"/proc/{pid}/limits", at=place), Item("processes/session/pid", OK, f"{pid}\n")]
+    return [
+        host.file(f"/proc/{pid}/limits", at=place),
+        Item("processes/session/pid", OK, f"{pid}\n"),
+        _session_times(host, pid),
+    ]
+
+
+def _session_times(host: LiveHost, pid: int) -> Item:
+    """Say when the login whose sshd is ``pid`` began and when what sets a login's limits was last changed, in Unix time.
+
+    A connection that ssh keeps open (ControlPersist) gives every command the limits of its beginning.
+    """
+    place = "processes/session/times"
+    try:
+        with open(host.real(f"/proc/{pid}/stat"), encoding="utf-8", errors="replace") as stream:
+            ticks = int(stream.read(4096).rpartition(")")[2].split()[19])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        paths = [path for pattern in _LOGIN_SETTINGS for path in host.glob(pattern)]
+        states = [os.stat(host.real(path)) for path in paths]
+    except (OSError, ValueError, IndexError) as error:
+        return Item(place, NOT_COLLECTED, "", f"when this login began: {error}")
+    # A file that was put back has its old mtime and a new ctime.
+    changed = max((max(one.st_mtime, one.st_ctime) for one in states), default=0.0)
+    return Item(place, OK, f"login: {time.time() - age:.2f}\nsettings: {changed:.2f}\n")
+
+
+def _session_pam(host: LiveHost) -> list[Item]:
+    """Read of sshd's configuration and of its PAM files the lines that say whether a session runs pam_limits."""
+    items = []
+    for item in host.files(*_SESSION_PAM):
+        lines = [line for line in item.text.splitlines() if _SAYS_OF_SESSIONS.match(line)]
+        items.append(Item(item.path, item.state, "".join(f"{line}\n" for line in lines), item.error))
+    return items
 
 
 def _apt_history(host: LiveHost) -> list[Item]:
@@ -350,7 +404,7 @@ def _sysctl_probe(name: str) -> Probe:
 
 
 def _manager_defaults() -> Probe:
-    argv = ("systemctl", "show", "--property", "DefaultLimitNOFILE,DefaultLimitMEMLOCK")
+    argv = ("systemctl", "show", "--property", "DefaultLimitNOFILE,DefaultLimitNOFILESoft,DefaultLimitMEMLOCK")
     place = "commands/systemctl_show_defaults.txt"
 
     def read(host: LiveHost) -> list[Item]:
@@ -425,9 +479,16 @@ HOST_PROBES: tuple[Probe, ...] = (
     Probe(
         "session_limits",
         "limits",
-        ("processes/session/limits", "processes/session/pid"),
+        ("processes/session/limits", "processes/session/pid", "processes/session/times"),
         _session_limits,
-        says="limits of a login over SSH",
+        says="limits of a login over SSH, and whether it is older than what sets them",
+    ),
+    Probe(
+        "session_pam",
+        "limits",
+        tuple(snapshot_path(path) for path in _SESSION_PAM),
+        _session_pam,
+        says="whether logins over SSH get what limits.d says",
     ),
     files_probe(
         "limits_conf", "limits", ("/etc/security/limits.conf", "/etc/security/limits.d/*.conf"), "configured limits"

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 INDEX = "index.json"
+LINKS = ("current", "previous")
+"""Names of links that are read, as the name of what they lead to; any other link is an error."""
 MAX_FILES = 50_000
 MAX_FILE = 16 * 1024 * 1024
 MAX_TOTAL = 512 * 1024 * 1024
@@ -186,9 +188,11 @@ def _read_files(folder: str) -> dict[str, Item]:
 
 
 def _read_one(full: str, path: str) -> Item:
-    """Return a file; of a link (such as ``current``) where it leads. Links are never followed, pipes never opened."""
+    """Return a file; of the links of a replica where they lead. Links are never followed, pipes never opened."""
     try:
         if os.path.islink(full):
+            if os.path.basename(path) not in LINKS:
+                return Item(path, ERROR, "", f"{path} is a link, which is never followed: put the file itself there")
             return Item(path, OK, os.path.basename(os.readlink(full)) + "\n")
         if not os.path.isfile(full):
             return Item(path, ERROR, "", f"{path} is no file")

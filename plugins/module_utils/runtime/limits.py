@@ -100,24 +100,30 @@ def shortfalls(nofile: int, limits: Mapping[str, int], room: Room) -> list[str]:
     return found
 
 
-def services_without_pam_limits(services: Mapping[str, str]) -> list[str]:
-    """Return the PAM services (name -> text of its file) whose sessions do not run pam_limits, so ignore limits.d.
+def applies_limits(services: Mapping[str, str], name: str) -> bool:
+    """Tell whether a session of the PAM service ``name`` runs pam_limits; ``services`` are the texts of PAM's files by name.
 
-    An ``@include``d file counts if it is among ``services`` as well.
+    A file that it includes (``@include``, ``session include`` or ``substack``) counts if it is among ``services`` as well.
     """
 
     def covered(name: str, seen: frozenset[str]) -> bool:
         for line in services.get(name, "").splitlines():
             words = line.split("#", 1)[0].split()
-            if len(words) >= 3 and words[0].lstrip("-") == "session" and "pam_limits.so" in line.split("#", 1)[0]:
-                return True
-            if (
-                len(words) == 2
-                and words[0] == "@include"
-                and words[1] not in seen
-                and covered(words[1], seen | {words[1]})
-            ):
+            included = words[1:] if len(words) == 2 and words[0] == "@include" else []
+            if len(words) >= 3 and words[0].lstrip("-") == "session":
+                if any(word.endswith("pam_limits.so") for word in words[1:]):
+                    return True
+                included = words[2:3] if words[1] in ("include", "substack") else []
+            if any(one not in seen and covered(one, seen | {one}) for one in included):
                 return True
         return False
 
-    return sorted(name for name in services if not name.startswith("common-") and not covered(name, frozenset({name})))
+    return covered(name, frozenset({name}))
+
+
+def services_without_pam_limits(services: Mapping[str, str]) -> list[str]:
+    """Return the PAM services (name -> text of its file) whose sessions do not run pam_limits, so ignore limits.d.
+
+    An included file counts if it is among ``services`` as well.
+    """
+    return sorted(name for name in services if not name.startswith("common-") and not applies_limits(services, name))

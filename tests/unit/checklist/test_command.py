@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,8 @@ def test_a_policy_in_yaml_changes_a_threshold(capsys: pytest.CaptureFixture[str]
             "waivers:\n  - {id: gpu.count, reason: r, until: 31.1.2027}",
             "waivers[0].until: '31.1.2027' is not a date such as 2027-01-31",
         ),
+        (("--snapshot", "."), '{"tls_days_minimum": NaN}', "tls_days_minimum: nan is not a number from 0"),
+        (("--snapshot", "."), "driver_minimum: new", "driver_minimum: 'new' is not a text with a version"),
         (("--snapshot", ".", "--tags", "gpuu"), None, "no area 'gpuu' of checks; did you mean gpu?"),
         (("--snapshot", ".", "--limit", "a"), None, "--limit belongs to -i."),
         (("-i", "hosts.yml", "--host", "a"), None, "--host belongs to --snapshot."),
@@ -162,3 +165,25 @@ def test_every_check_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _err = run(capsys, "--list", "--tags", "numa")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == ["numa.balancing", "numa.container_cpus"]
+
+
+@pytest.mark.parametrize(
+    ("at", "said"),
+    [
+        (None, "When this was read is not said"),
+        ("2020-01-01T00:00:00Z", "It was read at 2020-01-01T00:00:00Z, "),
+        ("2999-01-01T00:00:00Z", "which is still to come"),
+        ("soon", "When this was read is not said"),
+    ],
+)
+def test_an_old_snapshot_says_how_old_it_is(
+    capsys: pytest.CaptureFixture[str], snapshot: Path, at: str | None, said: str
+) -> None:
+    (snapshot / "index.json").write_text(json.dumps({"collected_at": at} if at else {}), encoding="utf-8")
+    _code, out, _err = run(capsys, "--snapshot", snapshot)
+    assert said in " ".join(out.split())
+    (snapshot / "index.json").write_text(
+        json.dumps({"collected_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}), encoding="utf-8"
+    )
+    _code, out, _err = run(capsys, "--snapshot", snapshot)
+    assert "note " not in out

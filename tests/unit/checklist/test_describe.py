@@ -30,10 +30,12 @@ MENDS = {
     "container.daemon_json": ("runtime", "container_runtime", "metal.serve.daemon_json"),
     "container.gpu_runtime": ("runtime", "container_runtime", "nvidia"),
     "container.cdi_majors": ("runtime", "container_runtime", "metalserve-cdi"),
+    "container.restart_policy": ("engines", "engine", "restart_policy: strict"),
     "engine.ready": ("engines", "engine", "state: started"),
     "engine.starts_at_boot": ("engines", "engine", "enabled: true"),
     "security.engine_ports": ("engines", "engine", "metalserve-firewall"),
     "monitoring.exporters": ("monitoring", "node_agent", "started"),
+    "monitoring.running": ("monitoring", "monitoring", "state: started"),
     "monitoring.alert_thresholds": ("monitoring", "monitoring", "rules"),
 }
 

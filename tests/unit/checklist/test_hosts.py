@@ -34,6 +34,7 @@ from .hosts import (
     listing,
     release_folder,
     scrape,
+    unit,
     units,
 )
 
@@ -113,6 +114,10 @@ BREAK: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
         {"limits.session_nofile": "fail"},
     ),
     "services got 524288 files": ({"commands/systemctl_show_defaults.txt": "DefaultLimitNOFILE=524288\n"}, {}),
+    "services raise nothing, and begin with 1024": (
+        {"commands/systemctl_show_defaults.txt": "DefaultLimitNOFILE=524288\nDefaultLimitNOFILESoft=1024\n"},
+        {"limits.service_nofile": "fail"},
+    ),
     "services got too few": (
         {"commands/systemctl_show_defaults.txt": "DefaultLimitNOFILE=4096\n"},
         {"limits.service_nofile": "fail"},
@@ -121,6 +126,34 @@ BREAK: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "daemon.json lost its log options": (
         {DOCKER: '{"live-restore": true}'},
         {"container.daemon_json": "fail"},
+    ),
+    "daemon.json says that logs have no bound": (
+        {DOCKER: '{"live-restore": true, "log-opts": {"max-size": "-1"}}'},
+        {"container.daemon_json": "fail"},
+    ),
+    "an upgrade of the driver broke off": (
+        {"commands/dpkg_-l.txt": "hi  libnvidia-compute-580 580.159.04-0ubuntu1 amd64\n"
+                                 "iU  nvidia-dkms-580-open 580.200.01-0ubuntu1 amd64\n"},
+        {"driver.loaded_matches_installed": "fail"},
+    ),
+    "an initramfs that may not be looked at": (
+        {"index.json": index(initramfs="denied")},
+        {"driver.nouveau": "unknown"},
+    ),
+    "no CDI spec, and no runtime": (
+        {"files/etc/cdi/nvidia.yaml": None, "index.json": index(cdi_specs="absent")},
+        {"container.gpu_runtime": "fail"},
+    ),
+    "CDI specs that may not be read": ({"index.json": index(cdi_specs="denied")},
+                                       {"container.gpu_runtime": "unknown", "container.cdi_majors": "unknown"}),
+    "a client that is pinned above the daemon": (
+        {"files/etc/profile.d/docker.sh": "export DOCKER_API_VERSION=1.52\n",
+         "index.json": index(docker_client_environment="ok")},
+        {"container.api_version": "fail"},
+    ),
+    "who listens is not shown": (
+        {"commands/ss_-Hltnp.txt": "LISTEN 0 4096 10.0.0.11:8100 0.0.0.0:*\n"},
+        {"security.docker_tcp": "unknown"},
     ),
     "docker.sock is open": (
         {"stat/docker.sock.txt": "0666 root docker 0 0 socket /run/docker.sock\n"},
@@ -167,7 +200,7 @@ BREAK: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
         {"security.engine_ports": "fail"},
     ),
     "the engine listens everywhere": (
-        {"commands/ss_-Hltnp.txt": "LISTEN 0 1 0.0.0.0:8100 *:*\n"},
+        {"commands/ss_-Hltnp.txt": 'LISTEN 0 1 0.0.0.0:8100 *:* users:(("python3",pid=9,fd=3))\n'},
         {"security.engine_ports": "warn"},
     ),
     "memory without a limit": (broken(HostConfig__Memory=0), {"container.memory": "fail"}),
@@ -349,6 +382,9 @@ def test_a_masked_snapshot_proves_sameness_and_never_a_difference() -> None:
     assert not_fine(audit(masked, ENGINE)) == {"container.config_is_running": "unknown"}
 
 
+NGINX_LISTENS = 'LISTEN 0 511 0.0.0.0:{} 0.0.0.0:* users:(("nginx",pid=7,fd=6),("nginx",pid=6,fd=6))\n'
+
+
 @functools.cache
 def gateway(lua: bool) -> dict[str, str]:
     """Return the snapshot of a gateway with the role's own configuration."""
@@ -368,6 +404,8 @@ def gateway(lua: bool) -> dict[str, str]:
         "commands/systemctl_show_defaults.txt": "DefaultLimitNOFILE=1048576\n",
         "files/proc/sys/net/core/somaxconn": "4096\n",
         "files/var/log/metalserve/gateway-access.log": "",
+        "commands/systemctl_show.txt": unit("nginx.service"),
+        "commands/ss_-Hltnp.txt": "".join(NGINX_LISTENS.format(port) for port in (80, 443, 8081, 8082)),
         "certificates/etc/nginx/metalserve/current/tls/server.crt.txt": (
             "notBefore=Nov 30 00:00:00 2026 GMT\nnotAfter=Nov 30 00:00:00 2027 GMT\nsubject=CN = x\n"
         ),
@@ -408,6 +446,11 @@ def test_the_gateway_that_this_bundle_writes_is_green(lua: bool) -> None:
         ("proxy_read_timeout 60s;", "proxy_read_timeout 9s;", False, "gateway.time_chain", "fail"),
         ("keepalive_timeout 120s;", "keepalive_timeout 180s;", False, "gateway.time_chain", "fail"),
         ("client_max_body_size", "# ", False, "gateway.body_size", "fail"),
+        ("client_max_body_size", "client_max_body_size 512k; # ", False, "gateway.body_size", "fail"),
+        ("client_max_body_size", "client_max_body_size 0; # ", False, None, None),
+        ("client_max_body_size", "client_max_body_size big; # ", False, "gateway.body_size", "unknown"),
+        ("listen 127.0.0.1:8081;", "listen 127.0.0.1:8099;", True, "gateway.running", "fail"),
+        ("listen 127.0.0.1:8081;", "listen unix:/run/x.sock;", True, None, None),
         ("fail_timeout=30s", "fail_timeout=10000s", False, "gateway.failure_counting", "fail"),
         ("proxy_next_upstream error timeout;", "proxy_next_upstream error timeout http_503;", True,
          "gateway.failure_counting", "fail"),
@@ -485,6 +528,7 @@ def monitor(inventory: str, **edits: str) -> dict[str, str]:
             {"data": {"activeTargets": [{"labels": {"job": "node"}, "health": "up"}]}}
         ),
         "files/etc/prometheus/rules/metalserve.yml": text,
+        "commands/systemctl_show.txt": unit("prometheus.service") + unit("prometheus-alertmanager.service"),
         "scrapes/node.prom": "node_cpu_seconds_total 1\nnode_filesystem_avail_bytes 1\n",
     }
 
@@ -537,6 +581,8 @@ def test_rules_that_can_never_fire(found: dict[str, Any], word: str) -> None:
         ("DCGM_FI_DEV_GPU_UTIL > 95", 300, "fail"),
         ("metalserve_gpu_utilization_ratio < 0.9", 300, "fail"),
         ("other > 0.9", 300, "fail"),
+        ("metalserve_gpu_utilization_ratio > 0.99 and other > 0.1", 300, "fail"),
+        ("metalserve_gpu_utilization_ratio > 0.9 and other > 5", 300, "pass"),
     ],
 )
 def test_thresholds_of_the_checklist(expr: str, seconds: float, word: str) -> None:
@@ -567,3 +613,89 @@ def test_a_target_that_is_down_is_named() -> None:
     verdicts = {one.id: one for one in audit({**monitor("cpu"), **targets}, {"roles": ["monitor"]})}
     assert verdicts["monitoring.exporters"].verdict == "fail"
     assert "10.0.0.11:8100: refused" in str(verdicts["monitoring.exporters"].current)
+
+
+@pytest.mark.parametrize(
+    ("found", "word"),
+    [
+        ({"commands/systemctl_show.txt": unit("nginx.service", ActiveState="failed", Result="exit-code")}, "fail"),
+        ({"commands/systemctl_show.txt": unit("nginx.service", ActiveState="inactive")}, "fail"),
+        ({"commands/systemctl_show.txt": None}, "pass"),
+        ({"commands/ss_-Hltnp.txt": None}, "unknown"),
+        ({"commands/ss_-Hltnp.txt": NGINX_LISTENS.format(80)}, "fail"),
+        ({"commands/ss_-Hltnp.txt": "LISTEN 0 5 *:443 *:*\nLISTEN 0 5 *:80 *:*\nLISTEN 0 5 *:8081 *:*\nLISTEN 0 5 *:8082 *:*\n"},
+         "pass"),
+        ({"commands/ss_-Hltnp.txt": gateway(True)["commands/ss_-Hltnp.txt"].replace('443 0.0.0.0:* users:(("nginx"',
+                                                                                     '443 0.0.0.0:* users:(("caddy"')}, "fail"),
+    ],
+)  # fmt: skip
+def test_a_gateway_that_is_down_is_not_green(found: dict[str, Any], word: str) -> None:
+    verdicts = {one.id: one.verdict for one in audit({**gateway(True), **found}, GATEWAY)}
+    assert verdicts["gateway.running"] == word
+
+
+def test_certificates_that_could_not_be_read_are_not_none() -> None:
+    states = {"error_logs": "absent", "engines": "absent", "certificates": "timeout"}
+    files = {path: text for path, text in gateway(True).items() if not path.startswith("certificates/")}
+    files["index.json"] = json.dumps({"collected_at": "2026-12-01T00:00:00Z", "probes": states})
+    assert {one.id: one.verdict for one in audit(files, GATEWAY)}["gateway.tls_expiry"] == "unknown"
+
+
+def test_a_host_without_nginx_is_no_gateway() -> None:
+    files = {"index.json": json.dumps({"probes": {"nginx": "absent"}})}
+    assert {one.id: one.verdict for one in audit(files, GATEWAY)}["gateway.running"] == "fail"
+    assert {one.id: one.verdict for one in audit(files, {})}["gateway.running"] == "not_applicable"
+
+
+ACTIVE = unit("prometheus.service") + unit("prometheus-alertmanager.service")
+
+
+@pytest.mark.parametrize(
+    ("found", "word"),
+    [
+        ({}, "pass"),
+        ({"commands/systemctl_show.txt": ACTIVE.replace("ActiveState=active", "ActiveState=failed", 1)}, "fail"),
+        ({"commands/systemctl_show.txt": unit("prometheus.service")}, "unknown"),
+        ({"commands/systemctl_show.txt": unit("prometheus.service"), "commands/ss_-Hltnp.txt": ""}, "fail"),
+        ({"commands/systemctl_show.txt": unit("prometheus.service"), "commands/ss_-Hltnp.txt": "LISTEN 0 9 *:9093 *:*\n"},
+         "pass"),
+        ({"commands/systemctl_show.txt": None}, "unknown"),
+        ({"index.json": json.dumps({"probes": {"prometheus": {"state": "error", "error": "nothing listens"}}})}, "fail"),
+    ],
+)  # fmt: skip
+def test_a_monitor_that_is_down_is_not_green(found: dict[str, Any], word: str) -> None:
+    verdicts = {one.id: one.verdict for one in audit({**monitor("cpu"), **found}, {"roles": ["monitor"]})}
+    assert verdicts["monitoring.running"] == word
+
+
+NESTED = """# configuration file /etc/nginx/nginx.conf:
+events {{ worker_connections 4096; }}
+http {{
+  client_max_body_size 32m;
+  server {{
+    listen 443 ssl;
+    location / {{
+      proxy_pass http://127.0.0.1:9; proxy_buffering off; proxy_read_timeout {read};
+      location /v1/ {{ proxy_pass http://127.0.0.1:8; proxy_buffering {buffering}; }}
+    }}
+  }}
+}}
+"""
+
+
+@pytest.mark.parametrize(("buffering", "word"), [("on", "fail"), ("off", "pass")])
+def test_a_location_inside_another_is_seen(buffering: str, word: str) -> None:
+    host = {"commands/nginx_-T.txt": NESTED.format(buffering=buffering, read="300s")}
+    assert {one.id: one.verdict for one in audit(host, {})}["gateway.streaming_unbuffered"] == word
+
+
+@pytest.mark.parametrize(("read", "word"), [("300s", "pass"), ("30s", "fail"), ("soon", "unknown")])
+def test_a_read_timeout_below_the_default_is_no_better_than_the_default(read: str, word: str) -> None:
+    host = {"commands/nginx_-T.txt": NESTED.format(buffering="off", read=read)}
+    assert {one.id: one.verdict for one in audit(host, {})}["gateway.time_chain"] == word
+
+
+@pytest.mark.parametrize(("limit", "word"), [(1 << 20, "pass"), (64 << 20, "fail")])
+def test_the_longest_prompts_of_the_pools_must_fit(limit: int, word: str) -> None:
+    verdicts = audit(gateway(False), {**GATEWAY, "body_limit_bytes": limit})
+    assert {one.id: one.verdict for one in verdicts}["gateway.body_size"] == word

@@ -7,9 +7,13 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
+import jsonschema
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ansible_collections.metal.serve.plugins.module_utils.checklist.audit import REGISTRY, areas_of, policy_of
+from ansible_collections.metal.serve.plugins.module_utils.checklist.describe import policy_schema
 from ansible_collections.metal.serve.plugins.module_utils.checklist.judge import count, exit_code, judge
 from ansible_collections.metal.serve.plugins.module_utils.checklist.model import (
     Finding,
@@ -21,11 +25,16 @@ from ansible_collections.metal.serve.plugins.module_utils.checklist.model import
     unknown,
     warned,
 )
-from ansible_collections.metal.serve.plugins.module_utils.checklist.policy import PolicyError, merge_policy
+from ansible_collections.metal.serve.plugins.module_utils.checklist.policy import (
+    DEFAULT_POLICY,
+    PolicyError,
+    merge_policy,
+)
 from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import HostFacts, Metalserve, ProbeState
 
 from .helpers import registry, verdict
 
+POLICY_SCHEMA = policy_schema()
 TODAY = datetime.date(2027, 1, 31)
 
 
@@ -148,6 +157,29 @@ def test_a_waived_failure_does_not_fail_and_is_counted_as_waived() -> None:
         ({"model_deep": 1}, "model_deep: 1 is not true or false"),
         ({"expected": {"gpu": 8}}, "expected.gpu: no such policy key; did you mean expected.gpus?"),
         ({"expected": "engine"}, "expected: 'engine' is not a mapping"),
+        ({"expected": None}, "expected: None is not a mapping"),
+        ({"driver_minimum": "new"}, "driver_minimum: 'new' is not a text with a version"),
+        ({"driver_minimum": 525}, "driver_minimum: 525 is not a text with a version"),
+        ({"nofile_minimum": -1}, "nofile_minimum: -1 is not a whole number from 0"),
+        ({"nofile_minimum": 2_000_000}, "nofile_minimum: 2000000 is more than nofile_maximum (1048576)"),
+        ({"tls_days_minimum": float("nan")}, "tls_days_minimum: nan is not a number from 0"),
+        ({"disk_free_gib_minimum": float("-inf")}, "disk_free_gib_minimum: -inf is not a number"),
+        ({"container_memory": "lots"}, "container_memory: 'lots' is not a size such as 88G"),
+        ({"alerts": [{"what": "x"}]}, "alerts: [{'what': 'x'}] is not a list of mappings with what"),
+        ({"alerts": [{"what": "x", "metrics": ["("]}]}, "is not a list of mappings with what"),
+        ({"alerts": [{"what": "x", "metrics": ["m"], "above": 0}]}, "is not a list of mappings with what"),
+        ({"alerts": [{"what": "x", "metrics": ["m"], "abvoe": 1}]}, "is not a list of mappings with what"),
+        ({"metrics_with_the_first_event": ["*"]}, "is not a list of regular expressions"),
+        ({"expected": {"roles": ["gpu"]}}, "expected.roles: ['gpu'] is not a list of engine, gateway, monitor"),
+        ({"expected": {"roles": "engine"}}, "expected.roles: 'engine' is not a list"),
+        ({"expected": {"accelerator": "amd"}}, "expected.accelerator: 'amd' is not nvidia, cpu"),
+        ({"expected": {"image_cuda": "soup"}}, "expected.image_cuda: 'soup' is not a text with a version"),
+        ({"expected": {"gpus": "8"}}, "expected.gpus: '8' is not a whole number"),
+        ({"expected": {"gpus": True}}, "expected.gpus: True is not a whole number"),
+        ({"expected": {"gpu_memory_utilization": 90}}, "90 is not a share above 0 and up to 1"),
+        ({"expected": {"mig": "off"}}, "expected.mig: 'off' is not true, false or null"),
+        ({"expected": {"engine_ports": [0]}}, "expected.engine_ports: [0] is not a list of ports"),
+        ({"expected": {"releases": {"short-0": 5}}}, "is not a mapping of replicas to mappings"),
         ({"waivers": [{"id": "a.b", "until": "2027-01-31"}]}, "waivers[0].reason: missing"),
         ({"waivers": [{"id": "a.b", "reason": "r", "until": "soon"}]}, "waivers[0].until: 'soon' is not a date"),
     ],
@@ -184,3 +216,15 @@ def test_a_planned_replica_that_is_not_there_is_a_failure_not_a_host_without_eng
     planned = ready.function(found, policy_of({"expected": {"roles": ["engine"], "releases": {"short-0": {}}}}))
     assert (none_planned.verdict, planned.verdict) == ("not_applicable", "fail")
     assert "short-0: planned for this host, and not there" in planned.current
+
+
+@given(st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), lambda inner: st.lists(inner) |
+                    st.dictionaries(st.text(), inner)))  # fmt: skip
+def test_whatever_stands_in_a_policy_is_refused_or_fits_its_schema(value: Any) -> None:
+    for name in (*DEFAULT_POLICY, *(f"expected.{key}" for key in DEFAULT_POLICY["expected"])):
+        key, _dot, inner = name.partition(".")
+        try:
+            merged = merge_policy({key: {inner: value}} if inner else {key: value})
+        except PolicyError:
+            continue
+        jsonschema.validate(merged, POLICY_SCHEMA)

@@ -126,6 +126,7 @@ PLANS: list[dict[str, Any]] = [
         "pool": "short",
         "image": "registry/vllm@sha256:1",
         "parallel": {"tensor": 2},
+        "body_limit_bytes": 2 << 20,
         "times": {"engine_keepalive_s": 180, "longest_silent_prefill_s": 3},
         "replicas": [
             {"replica": "short-0", "host": "a", "port": 8100},
@@ -161,6 +162,7 @@ def test_what_the_inventory_says_is_expected() -> None:
     assert "accelerator" not in gateway
     variables["a"]["metalserve_accelerator"] = "cpu"
     assert expected_of("g", GROUPS, variables, pools, PLANS)["accelerator"] == "cpu"
+    assert gateway["body_limit_bytes"] == 2 << 20
     assert (gateway["engine_keepalive_s"], gateway["longest_silent_prefill_s"]) == (180, 3)
 
 

@@ -42,6 +42,9 @@ def test_the_default_policy_and_a_report_fit() -> None:
     [
         {"driver_minimun": "1"},
         {"bar1_minimum_mib": "256"},
+        {"expected": {"gpus": "8"}},
+        {"alerts": [{"what": "x"}]},
+        {"driver_minimum": "new"},
         {"waivers": [{"id": "gpu.count"}]},
         {"expected": {"gpu": 8}},
     ],

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.metal.serve.plugins.module_utils.hardware import live
+from ansible_collections.metal.serve.plugins.module_utils.hardware import live, parse_system, probes_host
 from ansible_collections.metal.serve.plugins.module_utils.hardware.build import build_facts
 from ansible_collections.metal.serve.plugins.module_utils.hardware.collect import collect_live, run_probe
 from ansible_collections.metal.serve.plugins.module_utils.hardware.live import LiveHost
@@ -261,3 +261,41 @@ def test_summaries() -> None:
     assert summarise("n", [good, denied, gone]).state == "denied"
     assert summarise("n", [good, denied, gone]).error == "c: Permission denied"
     assert run_probe(probe("x"), LiveHost()).texts() == {"files/x": "x"}
+
+
+@pytest.mark.parametrize(("hours_ago", "older"), [(1, True), (-1, False)])
+def test_a_login_is_as_old_as_its_sshd(tmp_path: Path, hours_ago: int, older: bool) -> None:
+    hertz = os.sysconf("SC_CLK_TCK")
+    begun = int((time.clock_gettime(time.CLOCK_BOOTTIME) - 3600 * hours_ago) * hertz)
+    (tmp_path / "proc/40").mkdir(parents=True)
+    fields = "40 (sshd: a) b) S 1 " + "0 " * 17 + f"{begun} 0 0\n"
+    (tmp_path / "proc/40/stat").write_text(fields, encoding="utf-8")
+    (tmp_path / "etc/security/limits.d").mkdir(parents=True)
+    conf = tmp_path / "etc/security/limits.d/a.conf"
+    conf.write_text("* - nofile 1\n", encoding="utf-8")
+    os.utime(conf, (1, 1))  # as after mv of an old copy: its content is new here all the same
+    item = probes_host._session_times(LiveHost(root=str(tmp_path)), 40)
+    assert parse_system.parse_session_times(item.text) is older
+
+
+def test_a_login_whose_age_is_not_known_says_so(tmp_path: Path) -> None:
+    assert probes_host._session_times(LiveHost(root=str(tmp_path)), 40).state == "not_collected"
+
+
+def test_of_sshd_only_what_concerns_limits_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "etc/ssh").mkdir(parents=True)
+    (tmp_path / "etc/ssh/sshd_config").write_text("AllowUsers someone\n  usepam yes\nMatch User x\n", encoding="utf-8")
+    items = {item.path: item for item in probes_host._session_pam(LiveHost(root=str(tmp_path)))}
+    assert items["files/etc/ssh/sshd_config"].text == "  usepam yes\n"
+    assert items["files/etc/pam.d/sshd"].state == "absent"
+
+
+def test_the_limits_of_a_login_are_those_of_its_sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # sshd (9) > sshd of the login (40) > sudo (50) > this
+    for pid, parent, name in ((os.getpid(), 50, "python3"), (50, 40, "sudo"), (40, 9, "sshd"), (9, 1, "sshd")):
+        (tmp_path / f"proc/{pid}").mkdir(parents=True)
+        (tmp_path / f"proc/{pid}/stat").write_text(f"{pid} ({name}) S {parent} 0", encoding="utf-8")
+        (tmp_path / f"proc/{pid}/comm").write_text(f"{name}\n", encoding="utf-8")
+        (tmp_path / f"proc/{pid}/limits").write_text(f"limits of {pid}\n", encoding="utf-8")
+    items = {item.path: item.text for item in probes_host._session_limits(LiveHost(root=str(tmp_path)))}
+    assert items["processes/session/limits"] == "limits of 40\n"

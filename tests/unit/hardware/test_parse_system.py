@@ -84,6 +84,18 @@ def test_process_limits() -> None:
     assert parse_system.parse_process_limits("Max open files\n").nofile_soft is None
 
 
+def test_a_login_is_older_than_its_settings_where_it_began_before_them() -> None:
+    def older(text: str) -> bool | None:
+        return parse_system.parse_session_times(text)
+
+    assert older("login: 10.0\nsettings: 20.0\n") is True
+    assert older("login: 20.5\nsettings: 20.0\n") is True  # too near to tell
+    assert older("login: 30.0\nsettings: 20.0\n") is False
+    assert older("login: 30.0\n") is None
+    assert older("login: never\nsettings: 1\n") is None
+    assert older("") is None
+
+
 def test_limits_conf() -> None:
     text = "# * soft nofile 1\n*  soft nofile 100000 # why\nroot hard memlock unlimited\n@ops - nproc x\nbroken line\n"
     first, second, third = parse_system.parse_limits_conf("/etc/security/limits.conf", text)

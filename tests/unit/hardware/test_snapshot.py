@@ -141,8 +141,15 @@ def test_links_are_names_and_never_followed(tmp_path: Path) -> None:
     (folder / base / "current").symlink_to("releases/abc")
     facts = collect(str(folder)).facts
     assert facts.numa.balancing is None
+    assert facts.probe("numa_balancing").state == "error"
     (engine,) = facts.metalserve.engines or []
     assert (engine.replica, engine.current, engine.port) == ("short-0", "abc", 8100)
+
+
+def test_a_link_that_is_called_like_a_good_value_is_none(tmp_path: Path) -> None:
+    folder = write(tmp_path / "s", {"files/proc/sys/net/core/x": ""})
+    (folder / "files/proc/sys/net/core/somaxconn").symlink_to("65535")
+    assert "net.core.somaxconn" not in collect(str(folder)).facts.sysctl
 
 
 def test_what_is_no_file_or_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,8 +97,15 @@ def api_version(facts: HostFacts, policy: Policy) -> Finding:
     if not version(client) or not version(docker.min_api_version):
         return unknown(f"client {client!r}, daemon {docker.min_api_version!r}: not a version", desired)
     pinned = " (pinned by DOCKER_API_VERSION)" if docker.client_pinned_api_version else ""
-    judged = failed if version(client) < version(docker.min_api_version) else passed
+    # Without a pin a client that is newer steps down to what the daemon speaks.
+    too_new = bool(docker.client_pinned_api_version) and version(client) > version(docker.api_version)
+    judged = failed if version(client) < version(docker.min_api_version) or too_new else passed
     return judged(f"client {client}{pinned}, daemon takes {desired}", desired)
+
+
+def bounds_logs(options: Mapping[str, Any]) -> bool:
+    """Tell whether log options bound a json-file: a size above 0 (-1 is Docker's word for no bound)."""
+    return bool(re.match(r"\s*0*[1-9]", str(options.get("max-size") or "")))
 
 
 @check(
@@ -123,7 +130,7 @@ def daemon_json(facts: HostFacts, policy: Policy) -> Finding:
     options = docker.daemon_json.get("log-opts", {})
     if not isinstance(options, dict):
         return failed(f"log-opts is {options!r}", "a mapping of strings")
-    if docker.daemon_json.get("log-driver", "json-file") == "json-file" and not options.get("max-size"):
+    if docker.daemon_json.get("log-driver", "json-file") == "json-file" and not bounds_logs(options):
         wrong.append("no log-opts max-size")
     numbers = [f"{key}: {value!r}" for key, value in options.items() if not isinstance(value, str)]
     if numbers:
@@ -132,6 +139,8 @@ def daemon_json(facts: HostFacts, policy: Policy) -> Finding:
         wrong.append("live-restore is not on")
     elif docker.live_restore is False:
         wrong.append("live-restore is written, but not in force: restart or reload pending")
+    if not wrong and docker.live_restore is None and broke(facts, "docker_info"):
+        return not_read(facts, "docker_info")
     return failed("; ".join(wrong), desired) if wrong else passed("log limits, live-restore", desired)
 
 
@@ -165,7 +174,14 @@ def gpu_runtime(facts: HostFacts, policy: Policy) -> Finding:
         desired, fine = "features.cdi, or runtime nvidia", has_feature or has_runtime
     else:
         desired, fine = "CDI folders known to Docker, or runtime nvidia", bool(docker.cdi_spec_dirs) or has_runtime
-    return (passed if fine else failed)(f"Docker {docker.version}, runtimes {', '.join(docker.runtimes)}", desired)
+    shown = f"Docker {docker.version}, runtimes {', '.join(docker.runtimes)}"
+    if fine and not has_runtime:
+        # CDI is a way to hand out what a spec describes; without a spec it hands out nothing.
+        if facts.cdi is None and broke(facts, "cdi_specs"):
+            return not_read(facts, "cdi_specs")
+        if facts.cdi is not None and not any("nvidia" in (spec.kind or spec.path) for spec in facts.cdi):
+            return failed(f"{shown}, no CDI spec of NVIDIA devices", desired)
+    return (passed if fine else failed)(shown, desired)
 
 
 @check(
@@ -183,7 +199,7 @@ def log_rotation(facts: HostFacts, policy: Policy) -> Finding:
         driver = container.log_driver or (None if container.log_options is None else "json-file")
         if driver is None or (driver == "json-file" and container.log_options is None):
             return "unknown", f"{called(container)}: log options not known"
-        if driver == "json-file" and not (container.log_options or {}).get("max-size"):
+        if driver == "json-file" and not bounds_logs(container.log_options or {}):
             return "fail", f"{called(container)}: json-file without max-size"
         return None
 
@@ -510,9 +526,10 @@ def stop_timeout(facts: HostFacts, policy: Policy) -> Finding:
     title="systemd alone starts engines again",
     severity="major",
     applies_to=ENGINE,
+    tags=("engines",),
     why="Docker's own restart policy brings stopped releases back by itself and starts containers before the GPU devices "
     "are there",
-    remedy=f"restart policy 'no' and metalserve-engine@.service: {REDEPLOY}",
+    remedy="restart policy 'no' and metalserve-engine@.service; site.yml and redeploy.yml set it without touching what runs",
     source="reports: restart: always left containers Exited(255) after a reboot",
 )
 @needs_docker("docker_containers")

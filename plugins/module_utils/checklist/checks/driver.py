@@ -10,6 +10,7 @@ from typing import Optional
 
 from ansible_collections.metal.serve.plugins.module_utils.checklist.checks.support import (
     Policy,
+    broke,
     engine_containers,
     needs_driver,
     needs_gpus,
@@ -27,6 +28,7 @@ from ansible_collections.metal.serve.plugins.module_utils.checklist.model import
     warned,
 )
 from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import HostFacts, Package
+from ansible_collections.metal.serve.plugins.module_utils.hardware.parse_packages import lies_on_disk
 from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import ABSENT, NOT_COLLECTED, OK
 
 ENGINE = ("engine",)
@@ -44,7 +46,7 @@ def driver_packages(facts: HostFacts) -> list[Package]:
     return [
         item
         for item in facts.packages.items or []
-        if item.status.startswith("ii") and DRIVER_PACKAGE.match(item.name) and not NOT_DRIVER.match(item.name)
+        if lies_on_disk(item) and DRIVER_PACKAGE.match(item.name) and not NOT_DRIVER.match(item.name)
     ]
 
 
@@ -231,6 +233,8 @@ def nouveau(facts: HostFacts, policy: Policy) -> Finding:
         return warned("not loaded, not blacklisted", "blacklisted and not loaded")
     if kernel.nouveau_blacklist_in_initramfs is False:
         return warned("blacklisted after the initramfs was built", "blacklisted in the initramfs")
+    if kernel.nouveau_blacklist_in_initramfs is None and broke(facts, "initramfs", "modprobe_times"):
+        return not_read(facts, "initramfs", "modprobe_times")
     return passed(f"blacklisted in {', '.join(kernel.nouveau_blacklisted_in)}", "blacklisted and not loaded")
 
 
@@ -307,7 +311,7 @@ def fabric_manager(facts: HostFacts, policy: Policy) -> Finding:
     installed = [
         item
         for item in facts.packages.items or []
-        if re.search(r"fabric-?manager", item.name) and item.status.startswith("ii") and "dev" not in item.name
+        if re.search(r"fabric-?manager", item.name) and lies_on_disk(item) and "dev" not in item.name
     ]
     nothing_to_do = any("NV_WARN_NOTHING_TO_DO" in line for line in facts.kernel_log.fabric_manager or []) or (
         unit is not None and "NV_WARN_NOTHING_TO_DO" in (unit.status_text or "")

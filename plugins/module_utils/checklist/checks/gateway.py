@@ -15,6 +15,7 @@ from ansible_collections.metal.serve.plugins.module_utils.checklist.checks.suppo
     broke,
     moment,
     not_read,
+    unread,
 )
 from ansible_collections.metal.serve.plugins.module_utils.checklist.model import (
     CheckFunction,
@@ -26,13 +27,21 @@ from ansible_collections.metal.serve.plugins.module_utils.checklist.model import
     unknown,
     warned,
 )
-from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import Directive, HostFacts, find_directives
+from ansible_collections.metal.serve.plugins.module_utils.common.sizes import MIB, format_size, parse_size
+from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import (
+    UNLIMITED,
+    Directive,
+    HostFacts,
+    find_directives,
+)
 from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import ABSENT
 from ansible_collections.metal.serve.plugins.module_utils.telemetry.access_log import CAUSES, count_causes, parse_row
 
 GATEWAY = ("gateway",)
 TAGS = ("gateway",)
 FAIL_TIMEOUT_MAXIMUM_S = 300.0
+NGINX_READ_TIMEOUT_S = 60.0
+NGINX_BODY_SIZE = MIB
 UVICORN_KEEPALIVE_S = 5.0  # what engines do where nobody told them otherwise
 # Causes that are no engine's, and that somebody can mend: too small a body, clients that wait too short a time.
 OUR_CAUSES = ("body_limit", "client_limit", "gateway")
@@ -134,7 +143,7 @@ def proxied(facts: HostFacts) -> Iterator[tuple[Directive, dict[str, Directive]]
                     elif item.block is None:
                         inside[item.name] = item
                 yield one, inside
-            elif one.name in ("http", "server", "location"):
+            if one.name in ("http", "server", "location"):
                 yield from walk(one.block, here)
 
     yield from walk(facts.nginx.config or [], {})
@@ -163,6 +172,53 @@ def configuration(facts: HostFacts, policy: Policy) -> Finding:
             return not_applicable("no nginx on this host")
         return not_read(facts, "nginx")
     return passed("accepted", "accepted")
+
+
+@check(
+    "gateway.running",
+    title="nginx runs, and listens where its configuration says",
+    severity="critical",
+    applies_to=GATEWAY,
+    tags=TAGS,
+    why="every other check of the gateway reads files: with nginx stopped, or not reloaded, they are fine and no client is "
+    "answered",
+    remedy="systemctl status nginx, nginx -t; site.yml --tags gateway starts it",
+    source="docs/gateway.md",
+)
+def running(facts: HostFacts, policy: Policy) -> Finding:
+    desired = "nginx active, every listen of its configuration open"
+    if facts.probe("nginx").state == ABSENT:
+        if "gateway" in policy["expected"]["roles"]:
+            return failed("no nginx on this host", desired)
+        return not_applicable("no nginx on this host")
+    unit = facts.services.get("nginx.service")
+    if unit is not None and unit.active_state in ("failed", "inactive", "deactivating"):
+        return failed(f"nginx.service is {unit.active_state} ({unit.result or '?'})", desired)
+    if facts.nginx.config is None or facts.network.listeners is None:
+        return not_read(facts, "nginx", "sockets", "proc_net_tcp")
+    ports = sorted(_listen_ports(facts))
+    if not ports:
+        return unknown("its configuration listens on no TCP port", desired)
+    holders = {port: {one.process for one in facts.network.listeners if one.port == port} for port in ports}
+    wrong = [f"nothing listens on port {port}" for port in ports if not holders[port]]
+    wrong += [
+        f"port {port} is held by {', '.join(sorted(str(one) for one in held))}"
+        for port, held in holders.items()
+        if held and not held & {"nginx", None}
+    ]
+    return failed("; ".join(wrong), desired) if wrong else passed(f"listens on {', '.join(map(str, ports))}", desired)
+
+
+def _listen_ports(facts: HostFacts) -> set[int]:
+    """Return the TCP ports of every ``listen`` below http and stream."""
+    found = set()
+    for one in find_directives(facts.nginx.config or [], "listen"):
+        address = first(one)
+        if address.startswith("unix:") or {"quic", "udp"} & set(one.args):
+            continue
+        match = re.search(r"(?:\A|:)(\d{1,5})\Z", address)
+        found.add(int(match.group(1)) if match else 80)
+    return found
 
 
 @check(
@@ -275,11 +331,13 @@ def time_chain(facts: HostFacts, policy: Policy) -> Finding:
     # Where Lua chooses the peer it sets the times too, from the same plan; nginx -T does not show them.
     in_lua = bool(find_directives(facts.nginx.config or [], "balancer_by_lua_block", "balancer_by_lua_file"))
     for location, force in proxied(facts):
-        read = seconds(first(force["proxy_read_timeout"])) if "proxy_read_timeout" in force else 60.0
+        read = seconds(first(force["proxy_read_timeout"])) if "proxy_read_timeout" in force else NGINX_READ_TIMEOUT_S
         if read is None:
             dark.append(f"{place(location)}: proxy_read_timeout is not a plain time")
         elif "proxy_read_timeout" not in force and not (in_lua and "$" in first(force.get("proxy_pass"))):
             wrong.append(f"{place(location)}: proxy_read_timeout is nginx's default of 60 s")
+        elif silent is None and read < NGINX_READ_TIMEOUT_S:
+            wrong.append(f"{place(location)}: reads for {read:g} s, less than nginx's default")
         elif "proxy_read_timeout" in force and silent is not None and read <= silent:
             wrong.append(f"{place(location)}: reads for {read:g} s, a prefill may be silent for {silent:g} s")
     for one in upstreams(facts):
@@ -308,10 +366,31 @@ def time_chain(facts: HostFacts, policy: Policy) -> Finding:
 )
 @needs_proxying
 def body_size(facts: HostFacts, policy: Policy) -> Finding:
-    unset = [place(location) for location, force in proxied(facts) if "client_max_body_size" not in force]
-    if unset:
-        return failed(f"nginx's default of 1 MiB: {', '.join(unset)}", "client_max_body_size from the plan")
+    desired, planned = "client_max_body_size from the plan", policy["expected"]["body_limit_bytes"]
+    wrong, dark, sizes = [], [], []
+    for location, force in proxied(facts):
+        text = first(force.get("client_max_body_size"))
+        size = _size(text) if text else 0
+        if not text:
+            wrong.append(f"{place(location)}: nginx's default of 1 MiB")
+        elif size is None:
+            dark.append(f"{place(location)}: client_max_body_size {text!r} is no size")
+        elif 0 < size < NGINX_BODY_SIZE:
+            wrong.append(f"{place(location)}: {format_size(size)}")
+        else:
+            sizes.append(size or UNLIMITED)  # 0 is nginx's word for no bound
+    if planned and not dark and not wrong and max(sizes) < planned:
+        wrong.append(f"at most {format_size(max(sizes))}; the longest prompts take {format_size(planned)}")
+    if wrong or dark:
+        return failed("; ".join(wrong), desired) if wrong else unknown("; ".join(dark), desired)
     return passed("set", "client_max_body_size from the plan")
+
+
+def _size(text: str) -> Optional[int]:
+    try:
+        return parse_size(text)
+    except ValueError:
+        return None
 
 
 @check(
@@ -484,7 +563,7 @@ def worker_connections(facts: HostFacts, policy: Policy) -> Finding:
     source="policy: tls_days_minimum",
 )
 def tls_expiry(facts: HostFacts, policy: Policy) -> Finding:
-    if facts.certificates is None:
+    if facts.certificates is None or (not facts.certificates and unread(facts, "certificates")):
         if facts.probe("nginx").state == ABSENT:
             return not_applicable("no nginx on this host")
         return not_read(facts, "certificates")

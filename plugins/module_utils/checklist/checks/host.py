@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from ansible_collections.metal.serve.plugins.module_utils.checklist.checks.support import Policy, not_read
+from ansible_collections.metal.serve.plugins.module_utils.checklist.checks.support import CONTAINERS, Policy, not_read
 from ansible_collections.metal.serve.plugins.module_utils.checklist.model import (
     Finding,
     check,
@@ -54,7 +54,7 @@ def time_synchronised(facts: HostFacts, policy: Policy) -> Finding:
     limit = policy["clock_offset_seconds_maximum"]
     if facts.time.offset_s is not None and abs(facts.time.offset_s) > limit:
         return failed(f"{facts.time.offset_s:+.3f} s off", f"within {limit:g} s")
-    if facts.host.virtualization in ("docker", "lxc", "lxc-libvirt", "podman", "systemd-nspawn"):
+    if facts.host.virtualization in CONTAINERS:
         return not_applicable(f"a container ({facts.host.virtualization}): the machine under it keeps the clock")
     if facts.time.synchronized is None:
         return not_read(facts, "clock", "chrony")

@@ -4,14 +4,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Optional
 
 from ansible_collections.metal.serve.plugins.module_utils.checklist.checks.support import (
+    CONTAINERS,
     Policy,
+    broke,
     not_read,
 )
 from ansible_collections.metal.serve.plugins.module_utils.checklist.model import (
+    FAIL,
     PASS,
+    UNKNOWN,
     Finding,
     check,
     failed,
@@ -20,8 +25,13 @@ from ansible_collections.metal.serve.plugins.module_utils.checklist.model import
     unknown,
     warned,
 )
-from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import UNLIMITED, HostFacts, find_directives
-from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import ABSENT, NOT_COLLECTED
+from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import (
+    UNLIMITED,
+    HostFacts,
+    LimitsEntry,
+    find_directives,
+)
+from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import ABSENT, NOT_COLLECTED, OK
 
 ENGINE = ("engine",)
 SERVING = ("engine", "gateway")
@@ -54,23 +64,62 @@ def judge_nofile(value: Optional[int], policy: Policy, who: str) -> Finding:
     source="deployment checklist: ulimit -n >= 100000",
 )
 def session_nofile(facts: HostFacts, policy: Policy) -> Finding:
-    session = facts.limits.processes.get("session")
-    # What is configured holds for the next login: a session that is older than the file says nothing about it.
-    values = [
-        entry.value
-        for entry in facts.limits.entries or []
-        if entry.item == "nofile" and entry.domain == "*" and entry.type in ("soft", "-") and entry.value is not None
-    ]
-    configured = judge_nofile(values[-1], policy, "limits.d") if values else None
-    if session is not None and session.nofile_soft is not None:
-        now = judge_nofile(session.nofile_soft, policy, "login session, soft limit")
-        return configured if now.verdict == PASS and configured is not None and configured.verdict != PASS else now
+    seen, limits = facts.limits.processes.get("session"), facts.limits
+    configured = next_login(facts, policy)
+    if seen is not None and seen.nofile_soft is not None and not limits.session_outdated:
+        now = judge_nofile(seen.nofile_soft, policy, "login session, soft limit")
+        if now.verdict != PASS:
+            return replace(now, evidence=() if configured is None else (f"the next login: {configured.current}",))
+        return now if configured is None or configured.verdict in (PASS, UNKNOWN) else configured
     # Nothing that is configured makes up for a session that could not be read.
-    if facts.limits.entries is None or facts.probe("session_limits").state not in (ABSENT, NOT_COLLECTED):
-        return not_read(facts, "session_limits", "limits_conf")
+    readable = (ABSENT, NOT_COLLECTED) if seen is None or seen.nofile_soft is None else (OK, ABSENT, NOT_COLLECTED)
+    if limits.entries is None or facts.probe("session_limits").state not in readable or broke(facts, "session_pam"):
+        return not_read(facts, "session_limits", "limits_conf", "session_pam")
     if configured is None:
         return failed("no nofile line for * in limits.d: the kernel's 1024 holds", f">= {policy['nofile_minimum']}")
     return configured
+
+
+def next_login(facts: HostFacts, policy: Policy) -> Optional[Finding]:
+    """Judge what limits.d gives to whoever logs in next; None where it says nothing for ``*``.
+
+    A login that was seen says nothing about it once the files have changed: ssh keeps connections, and each keeps its limits.
+    """
+    limits, daemon = facts.limits, facts.limits.processes.get("sshd")
+    if limits.sessions_read_limits is False:
+        inherited = daemon.nofile_soft if daemon is not None else None
+        return judge_nofile(inherited, policy, "sshd, whose sessions do not run pam_limits")
+    soft, hard = ([one.value for one in _for_everybody(facts, kind)] for kind in ("soft", "hard"))
+    if not soft:
+        return None
+    wanted, bound = soft[-1], hard[-1] if hard else daemon.nofile_hard if daemon is not None else None
+    if wanted is None:
+        return unknown("nofile of * in limits.d is not a number")
+    value = wanted if bound is None else min(wanted, bound)
+    ceiling = facts.sysctl.get("fs.nr_open", "")
+    if ceiling.isdigit() and int(ceiling) < value != UNLIMITED:
+        return failed(
+            f"limits.d: {value} is more than fs.nr_open ({ceiling}): it is refused, and 1024 stays", f"<= {ceiling}"
+        )
+    old = ""
+    if limits.session_outdated:
+        old = " (the login that was seen is older)"
+        if limits.sessions_read_limits is None:
+            return unknown(f"limits.d: {value}; whether sshd applies it is not known{old}")
+        own = daemon.nofile_hard if daemon is not None else None
+        if facts.host.virtualization in CONTAINERS and (own is None or value > own):
+            return unknown(
+                f"limits.d: {value}; whether this container may set more than sshd's {own} is not known{old}"
+            )
+    return judge_nofile(value, policy, f"limits.d{old}")
+
+
+def _for_everybody(facts: HostFacts, kind: str) -> list[LimitsEntry]:
+    return [
+        one
+        for one in facts.limits.entries or []
+        if one.item == "nofile" and one.domain == "*" and one.type in (kind, "-")
+    ]
 
 
 @check(
@@ -86,7 +135,11 @@ def session_nofile(facts: HostFacts, policy: Policy) -> Finding:
 def service_nofile(facts: HostFacts, policy: Policy) -> Finding:
     if facts.limits.systemd_default_nofile is None:
         return not_read(facts, "systemd_defaults")
-    return judge_nofile(facts.limits.systemd_default_nofile, policy, "DefaultLimitNOFILE")
+    hard, soft = facts.limits.systemd_default_nofile, facts.limits.systemd_default_nofile_soft
+    found = judge_nofile(hard, policy, "DefaultLimitNOFILE")
+    # systemd's own default is 1024 soft below 524288 hard, and few programs raise their soft limit.
+    low = None if soft is None else judge_nofile(soft, policy, "DefaultLimitNOFILESoft")
+    return low if low is not None and low.verdict == FAIL else found
 
 
 @check(

@@ -28,7 +28,7 @@ from ansible_collections.metal.serve.plugins.module_utils.checklist.model import
     unknown,
 )
 from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import HostFacts, Rule
-from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import ABSENT
+from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import ABSENT, ERROR
 from ansible_collections.metal.serve.plugins.module_utils.telemetry.contract import (
     ExpressionError,
     missing_metrics,
@@ -100,6 +100,53 @@ def exporters(facts: HostFacts, policy: Policy) -> Finding:
     return worst((failures + down, warnings, unknowns), "all answer", ", ".join(expected))
 
 
+@check(
+    "monitoring.running",
+    title="Prometheus and Alertmanager run",
+    severity="critical",
+    applies_to=("monitor",),
+    tags=TAGS,
+    why="a monitor that is down raises no alarm, its own least of all: silence looks like health",
+    remedy="systemctl status prometheus prometheus-alertmanager; site.yml --tags monitoring starts them",
+    source="docs/monitoring.md",
+)
+def running(facts: HostFacts, policy: Policy) -> Finding:
+    found = {
+        what: [facts.services[name] for name in names if _is_there(facts, name)] for what, names, _port in MONITORS
+    }
+    here = "monitor" in policy["expected"]["roles"] or any(found.values())
+    if not here and facts.probe("prometheus").state == ABSENT:
+        return not_applicable("no Prometheus on this host")
+    if unread(facts, "systemd_units"):
+        return not_read(facts, "systemd_units")
+    listeners, wrong = facts.network.listeners, []
+    for what, _names, port in MONITORS:
+        units = found[what]
+        wrong += [
+            f"{unit.name} is {unit.active_state} ({unit.result or '?'})"
+            for unit in units
+            if unit.active_state in ("failed", "inactive", "deactivating")
+        ]
+        if not units and listeners is None:
+            return not_read(facts, "sockets", "proc_net_tcp")
+        if not units and not any(one.port == port for one in listeners or []):
+            wrong.append(f"no unit of {what}, and nothing listens on port {port}")
+    # A unit says that it runs; whether it answers too is known where it was asked.
+    if not wrong and facts.probe("prometheus").state == ERROR:
+        wrong.append(facts.probe("prometheus").error)
+    return failed("; ".join(wrong), "both active") if wrong else passed("both active", "both active")
+
+
+MONITORS = (
+    ("Prometheus", ("prometheus.service",), 9090),
+    ("Alertmanager", ("prometheus-alertmanager.service", "alertmanager.service"), 9093),
+)
+
+
+def _is_there(facts: HostFacts, name: str) -> bool:
+    return name in facts.services and facts.services[name].load_state not in ("not-found", "masked")
+
+
 def _expected_exporters(facts: HostFacts, policy: Policy) -> list[str]:
     """Return what must answer here: by the declared roles, else by what is seen (engines, nginx, a monitor)."""
     roles = policy["expected"]["roles"]
@@ -162,7 +209,10 @@ def _without_gpus(loaded: list[Rule], policy: Policy) -> bool:
 def _tight(rule: Rule, alert: Mapping[str, Any]) -> bool:
     """Tell whether a rule compares with a number no looser than the checklist's; per cents count as shares."""
     above = alert.get("above")
-    numbers = [float(text) for text in re.findall(r">\s*(\d+(?:\.\d+)?(?:e-?\d+)?)", rule.expr)]
+    on_it = re.compile("|".join(alert["metrics"]))
+    # Only the comparison of the metric itself counts: a floor of requests beside it is a number, too.
+    parts = [part for part in re.split(r"\b(?:and|or|unless)\b", rule.expr) if on_it.search(part)]
+    numbers = [float(text) for part in parts for text in re.findall(r">\s*(\d+(?:\.\d+)?(?:e-?\d+)?)", part)]
     if above is None:
         return bool(numbers)
     shares = [number / 100 if above <= 1 < number else number for number in numbers]

@@ -26,6 +26,8 @@ from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import 
 from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import ABSENT, NOT_COLLECTED, OK
 
 Policy = Mapping[str, Any]
+CONTAINERS = ("docker", "lxc", "lxc-libvirt", "podman", "systemd-nspawn")
+"""What systemd-detect-virt calls a host that is a container itself."""
 _Thing = TypeVar("_Thing")
 
 
