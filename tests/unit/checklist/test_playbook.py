@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 import jsonschema
 import pytest
+import yaml
 
 from ansible_collections.metal.serve.plugins.filter.audit import audit_areas, audit_policy
 from ansible_collections.metal.serve.plugins.module_utils.checklist.expectations import expected_of
@@ -44,15 +45,8 @@ def inventory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path.write_text(text, encoding="utf-8")
     host_vars = folder / "host_vars"
     host_vars.mkdir()
-    names = subprocess.run(
-        [str(Path(sys.executable).parent / "ansible-inventory"), "-i", str(path), "--list"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    groups = json.loads(names.stdout)
-    for host in groups["_meta"]["hostvars"]:
+    groups = yaml.safe_load(text)["all"]["children"]
+    for host in (*groups["engines"]["children"]["short"]["hosts"], *groups["gateways"]["hosts"]):
         gateway = host in groups["gateways"]["hosts"]
         (host_vars / f"{host}.yml").write_text(UNREACHABLE if gateway else HERE, encoding="utf-8")
     return path
@@ -60,7 +54,12 @@ def inventory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(*arguments: str | Path) -> Done:
     """Run a command of the checkout to its end."""
-    environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment = {
+        **os.environ,
+        "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_PIPELINING": "1",  # as over SSH: one process for a module
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
     done = subprocess.run(
         [str(one) for one in arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
