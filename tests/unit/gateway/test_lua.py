@@ -467,3 +467,31 @@ def test_a_replica_may_have_an_ipv6_address(tmp_path: Path) -> None:
         assert [one["observed"]["healthy"] for one in replicas(running).values()] == [True]
         assert "leaves" not in running.errors()
     engine.shutdown()
+
+
+def test_answers_that_the_gateway_gives_itself_are_no_sign_of_life(tmp_path: Path) -> None:
+    """A lone engine that froze leaves under load, too: the 504s that clients get meanwhile are not its own."""
+    ports = harness.free_ports(1)
+    frozen = Engines(ports)
+    pool = harness.pool("lone", ports, times={**QUICK, "gateway_read_s": 1})
+    try:
+        with harness.gateway(tmp_path, [pool], gateway_rotation_file=str(tmp_path / "no" / "rotation.json")) as running:
+            assert running.ask(body=PROMPT)[0].status == 200
+            frozen.signal(ports[0], signal.SIGSTOP)
+            ends = time.monotonic() + 20
+
+            def ask(_: int) -> set[int]:
+                found = set()
+                while time.monotonic() < ends and 503 not in found:
+                    found.add(running.ask(body=PROMPT)[0].status)
+                return found
+
+            with ThreadPoolExecutor(6) as clients:
+                found = set().union(*clients.map(ask, range(6)))
+            assert found == {504, 503}
+            assert not replicas(running)["node-0/lone-0"]["observed"]["healthy"]
+            frozen.signal(ports[0], signal.SIGCONT)
+            until(lambda: replicas(running)["node-0/lone-0"]["observed"]["healthy"], 20)
+    finally:
+        frozen.signal(ports[0], signal.SIGCONT)
+        frozen.stop()

@@ -224,15 +224,10 @@ local function room(pool, list, key_name)
 end
 
 -- Return how many of a pool's requests are with replicas that get no new ones.
-local function elsewhere(pool, list)
+local function elsewhere(list)
     local count = 0
-    if #list < #pool.servers then
-        for _, replica in ipairs(pool.servers) do
-            count = count + state.in_flight(replica.id)
-        end
-        for _, replica in ipairs(list) do
-            count = count - state.in_flight(replica.id)
-        end
+    for _, replica in ipairs(list.out) do
+        count = count + state.in_flight(replica.id)
     end
     return count
 end
@@ -241,7 +236,7 @@ end
 local function enter(pool, list, text, key_name)
     ngx.var.metalserve_counted = pool.name
     local replica, count = choose(list, nil, text, pool.replica_max_in_flight)
-    local pool_count = state.count(pool.counter, 1) - elsewhere(pool, list)
+    local pool_count = state.count(pool.counter, 1) - elsewhere(list)
     if pool_count > room(pool, list, key_name) or count >= pool.replica_max_in_flight then
         return too_many("pool_full")
     end
@@ -392,8 +387,8 @@ end
 function _M.head()
     local peer, status = ngx.var.metalserve_peer, ngx.status
     if peer ~= "" then
-        -- What the body filter needs, for each part of the answer.
-        ngx.ctx.peer = peer
+        -- For the body filter. That an engine could not be reached, or said nothing in time, is not its own answer.
+        ngx.ctx.peer = status ~= 502 and status ~= 504 and peer or nil
         for name in pairs(ngx.resp.get_headers(0, true)) do
             if not SHOWN[name] and not SHOWN[name:lower()] then
                 ngx.header[name] = nil

@@ -239,7 +239,7 @@ end
 
 -- Choice ---------------------------------------------------------------------------------------------------------
 
--- Return the replicas of a pool that may get requests.
+-- Return the replicas of a pool that may get requests; its field out lists the others.
 function _M.eligible(pool)
     local generation = shared:get("generation") or 0
     if generation ~= seen_generation then
@@ -256,6 +256,16 @@ function _M.eligible(pool)
             end
         end
         list = #list > 0 and list or suspects
+        local is_in = {}
+        for _, replica in ipairs(list) do
+            is_in[replica] = true
+        end
+        list.out = {}
+        for _, replica in ipairs(pool.servers) do
+            if not is_in[replica] then
+                list.out[#list.out + 1] = replica
+            end
+        end
         lists[pool.name] = list
     end
     return list
