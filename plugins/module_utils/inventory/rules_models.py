@@ -10,10 +10,7 @@ from typing import Any
 
 from ansible_collections.metal.serve.plugins.module_utils.common.sizes import GIB, format_size, parse_size
 from ansible_collections.metal.serve.plugins.module_utils.inventory import knobs, values
-from ansible_collections.metal.serve.plugins.module_utils.inventory.model import (
-    ERROR,
-    WARNING,
-)
+from ansible_collections.metal.serve.plugins.module_utils.inventory.model import WARNING
 from ansible_collections.metal.serve.plugins.module_utils.inventory.values import did_you_mean, listed, show
 from ansible_collections.metal.serve.plugins.module_utils.inventory.view import (
     View,
@@ -21,6 +18,8 @@ from ansible_collections.metal.serve.plugins.module_utils.inventory.view import 
     text,
     whole,
 )
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 SMALLEST_ENGINE = GIB // 2
 """Bytes; an engine's Python alone takes more, so less is a forgotten unit (``memory: 88``)."""
@@ -46,21 +45,25 @@ def models(view: View) -> None:
         if name not in used and view.pools:
             view.add_at(where, (name,), "is used by no pool", "name it in a pool, or remove it", "", WARNING)
         revision = text(spec.get("revision")).lower()
+        path, kind = text(at(spec, ("source", "path"))), at(spec, ("source", "type"))
         if revision in ("latest", "main", "master", "head", "current", "stable"):
-            hub = at(spec, ("source", "type")) == "huggingface"
-            right = (
-                'write the commit, such as "604d5664dddd"'
-                if hub
-                else "write what never changes: a commit, a date or a version"
-            )
             view.add_at(
                 where,
                 (name, "revision"),
                 "names what can change, so nodes may differ and a rollback may not be one",
-                right,
-                severity=ERROR if hub else WARNING,
+                "write what never changes: a commit, a date or a version",
+                severity=WARNING,
             )
-        path, kind = text(at(spec, ("source", "path"))), at(spec, ("source", "type"))
+        if revision.endswith((".partial", ".manifest.json")):
+            view.add_at(where, (name, "revision"), "ends like a file beside it", "choose another ending")
+        if kind == "huggingface" and revision and "commit" not in spec["source"] and not COMMIT.fullmatch(revision):
+            view.add_at(
+                where,
+                (name, "source", "commit"),
+                f"is missing, and the revision ({show(spec['revision'])}) is no commit: all else in a repository moves",
+                "write the 40 hexadecimal digits of the commit that you tested, here or as revision",
+                "",
+            )
         here = kind in ("local", "archive", "rsync") and path.startswith("/")
         if here and view.exists is not None and not view.exists(path):
             view.add_at(

@@ -27,3 +27,11 @@ def plans(view: View) -> None:
     except (PlanError, GatewayError) as error:
         problem, _unused, right = str(error).rstrip(".").partition("; ")
         view.add("metalserve_pools", "", problem, right or "correct it", severity=view.lenient())
+        return
+    replicas = [f"{replica.host}/{replica.replica}" for plan in made for replica in plan.replicas]
+    for setting in view.settings.get("gateway_drained", []):
+        given = setting.variable.value
+        for index, name in enumerate(given if isinstance(given, (list, tuple)) else ()):
+            if name not in replicas:
+                right = f"write host/replica, such as {replicas[0]}"
+                view.add_at(setting, (index,), "is no replica, so nothing is drained", right)

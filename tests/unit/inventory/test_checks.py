@@ -80,6 +80,13 @@ ONE: list[tuple[Break, str, str, str]] = [
         "quotes",
     ),
     (put("metalserve_models/chat/revision", 12345678), "metalserve_models.chat.revision", "to YAML", "quotes"),
+    (
+        put("metalserve_models/chat/source", {"type": "huggingface", "repository": "a/b"}),
+        "metalserve_models.chat.source.commit",
+        "604d5664",
+        "40 hexadecimal digits",
+    ),
+    (put("metalserve_models/chat/revision", "a.partial"), "metalserve_models.chat.revision", "ends like", "another"),
     (put("metalserve_root", "data"), "metalserve_root", "absolute path", "absolute path"),
     (own("node-a", "metalserve_expected_gpus", "8"), "metalserve_expected_gpus", "text", "write 8 without quotes"),
     (own("node-a", "metalserve_accelerator", "cuda"), "metalserve_accelerator", "allowed", "nvidia or cpu"),
@@ -232,6 +239,7 @@ ONE: list[tuple[Break, str, str, str]] = [
         "metalserve_accelerator",
     ),
     # what only the plans find
+    (put("gateway_drained", ["node-a"]), "gateway_drained[0]", "no replica", "such as node-a/short-0"),
     (put(f"{P}/workload", {"qps": 5, "lengths": "abc"}), "metalserve_pools", "workload.lengths", ""),
     (
         put("gateway_mode", "plain", put("metalserve_api_keys/0", {"name": "a", "sha256": "0" * 64})),
