@@ -11,7 +11,7 @@ from ansible_collections.metal.serve.plugins.module_utils.planner.pools import H
 
 
 def plans(view: View) -> None:
-    """Where every rule before is content, the pools can be planned, and the gateway takes the plans and the keys."""
+    """Where every rule before is content, the pools can be planned, the gateway takes plans and keys, what is drained exists."""
     if view.has_errors() or not view.pools or not view.inventory.group("engines"):
         return
     hosts = {

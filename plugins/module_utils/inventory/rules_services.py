@@ -52,6 +52,17 @@ def api_keys(view: View) -> None:
                 "[]",
                 view.lenient(),
             )
+        elif "verify_api_key" not in view.settings and not any(
+            "key" in entry for entry in entries if isinstance(entry, Mapping)
+        ):
+            view.add_at(
+                setting,
+                (),
+                "has no entry with key itself, so the last play could not ask the gateway anything",
+                "give one entry its key, or set verify_api_key, both from a vault",
+                "",
+                view.lenient(),
+            )
         names: dict[str, int] = {}
         secrets: dict[str, int] = {}
         for index, entry in enumerate(entries):
@@ -157,8 +168,18 @@ def tls(view: View) -> None:
             )
     for name in ("certificate", "private_key"):
         _file(view, setting, (name,))
-    names = value.get("names")
-    for index, name in enumerate(names if isinstance(names, (list, tuple)) else ()):
+    given = value.get("names")
+    names = given if isinstance(given, (list, tuple)) else ()
+    whole_names = [name for name in names if text(name) and not name.startswith("*")]
+    if text(value.get("certificate")) and not whole_names and "verify_server_name" not in view.settings:
+        view.add_at(
+            setting,
+            ("names",),
+            "has no name without *, but certificate is given: the last play asks the gateway by the first",
+            "write a name that the certificate is for, such as llm.example.com",
+            severity=view.lenient(),
+        )
+    for index, name in enumerate(names):
         if text(name) and not re.fullmatch(r"(\*\.)?[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|[0-9a-fA-F:.]+", name):
             view.add_at(
                 setting,

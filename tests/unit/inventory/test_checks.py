@@ -50,6 +50,7 @@ def own(host: str, name: str, value: Any) -> Break:
 
 
 P = "metalserve_pools/short"
+KEY = {"name": "finance", "key": "5f2c9e1b7a3d4f60a1"}
 ONE: list[tuple[Break, str, str, str]] = [
     # types, never coerced
     (put(f"{P}/tensor_parallel", True), "metalserve_pools.short.tensor_parallel", "truth value", "whole number"),
@@ -121,6 +122,7 @@ ONE: list[tuple[Break, str, str, str]] = [
     (put("metalserve_api_keys/0/key", "0c7d1e9f4b2a836517"), "metalserve_api_keys[0].key", "same key as", "other keys"),
     (put("metalserve_api_keys/0", {"name": "finance"}), "metalserve_api_keys[0]", "neither key nor", "exactly one"),
     (put("metalserve_api_keys/0", {"name": "a", "sha256": "abc"}), "metalserve_api_keys[0].sha256", "64", "64 hex"),
+    (put("metalserve_api_keys/0", {"name": "a", "sha256": "0" * 64}), "metalserve_api_keys", "last play", "verify_api"),
     (put("metalserve_api_keys/0/key", '5f2c9e1b7a3d4f"60a1'), "metalserve_api_keys[0].key", "header", "openssl"),
     (put("metalserve_api_keys/0/vip", "true"), "metalserve_api_keys[0].vip", "text", "write true"),
     (put("metalserve_engine_api_key", "Bearer 0c7d1e9f4b2a836517"), "metalserve_engine_api_key", "header", "openssl"),
@@ -132,6 +134,12 @@ ONE: list[tuple[Break, str, str, str]] = [
         "metalserve_registry.password",
         "missing",
         "both",
+    ),
+    (
+        put("metalserve_tls", {"certificate": "/c.pem", "private_key": "/k.pem", "names": ["*.example.com"]}),
+        "metalserve_tls.names",
+        "without *",
+        "llm.example.com",
     ),
     (
         put("metalserve_tls", {"certificate": "a.pem", "private_key": "/k.pem"}),
@@ -242,7 +250,7 @@ ONE: list[tuple[Break, str, str, str]] = [
     (put("gateway_drained", ["node-a"]), "gateway_drained[0]", "no replica", "such as node-a/short-0"),
     (put(f"{P}/workload", {"qps": 5, "lengths": "abc"}), "metalserve_pools", "workload.lengths", ""),
     (
-        put("gateway_mode", "plain", put("metalserve_api_keys/0", {"name": "a", "sha256": "0" * 64})),
+        put("gateway_mode", "plain", put("metalserve_api_keys", [KEY, {"name": "a", "sha256": "0" * 64}])),
         "metalserve_pools",
         "cannot use sha256",
         "give key",
@@ -411,7 +419,7 @@ def test_group_of_pools() -> None:
 def test_files() -> None:
     """Files on the controller are looked for only where somebody can look."""
     small = Small()
-    small.wide["metalserve_tls"] = {"certificate": "/nowhere/c.pem", "private_key": "/nowhere/k.pem"}
+    small.wide["metalserve_tls"] = {"certificate": "/nowhere/c.pem", "private_key": "/nowhere/k.pem", "names": ["a.b"]}
     small.wide["metalserve_models"]["chat"]["source"] = {"type": "local", "path": "/nowhere/model"}
     assert small.problems() == []
     assert {entry.variable for entry in small.problems(exists=lambda path: False)} == {
