@@ -17,9 +17,17 @@ from ansible_collections.metal.serve.plugins.module_utils.inventory.schema impor
     MAIN_GROUPS,
 )
 from ansible_collections.metal.serve.plugins.module_utils.inventory.values import did_you_mean, listed
-from ansible_collections.metal.serve.plugins.module_utils.inventory.view import (
-    View,
-)
+from ansible_collections.metal.serve.plugins.module_utils.inventory.view import View, text
+
+
+def lab_is_missing(view: View) -> bool:
+    """Tell, and note, that the inventory describes a lab that is not built yet: all else would follow from that."""
+    folder = text(view.wide("lab_dir"))
+    if not folder or view.exists is None or view.exists(f"{folder}/images.yml"):
+        return False
+    right = "build it with scripts/demo, or with:\nansible-playbook playbooks/lab.yml -i " + view.inventory.source
+    view.add_at(view.setting("lab_dir"), (), "is where the lab would be, but it is not built yet", right)
+    return True
 
 
 def main_groups(view: View) -> None:

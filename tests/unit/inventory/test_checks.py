@@ -429,6 +429,16 @@ def test_files() -> None:
     }
 
 
+def test_a_lab_that_is_not_built() -> None:
+    """One sentence and its remedy, not all that follows from it."""
+    small = Small()
+    small.wide.update(lab_dir="/nowhere/.lab", metalserve_pools={})
+    (found,) = small.problems(exists=lambda path: False)
+    assert found.variable == "lab_dir"
+    assert found.right.startswith("build it with scripts/demo")
+    assert "metalserve_pools" in {entry.variable for entry in small.problems(exists=lambda path: True)}
+
+
 def test_role_variables() -> None:
     """A role's variables are judged by its argument_specs; a foreign name with its prefix is only doubtful."""
     spec = {"main": {"options": {"gateway_port": {"type": "int"}, "gateway_hsts": {"type": "bool"}, "other": {}}}}
