@@ -90,6 +90,8 @@ def _unfit(value: str, several: bool) -> str:
         if re.fullmatch(r"[\d.]+", value):
             return "is not an address: four numbers from 0 to 255 are needed"
         return "is no number: the gateway's balancer and the engines' firewall look no name up"
+    if address.version == 6:
+        return "is an IPv6 address: exporters and Prometheus are set up with IPv4 alone"
     if address.is_unspecified or address.is_multicast:
         return "is not the address of one host"
     if address.is_loopback:

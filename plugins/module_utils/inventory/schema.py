@@ -458,7 +458,7 @@ VARIABLES: tuple[Key, ...] = (
     Key(
         "metalserve_address",
         "str",
-        "Private address of the host. Default: `ansible_host`, else its inventory name.",
+        "Private address of the host, IPv4. Default: `ansible_host`, else its inventory name.",
         empty=False,
         scope=HOST,
         example="10.0.0.11",

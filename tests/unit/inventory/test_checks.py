@@ -163,6 +163,7 @@ ONE: list[tuple[Break, str, str, str]] = [
     (own("node-a", "metalserve_address", "192.0.2.11:22"), "metalserve_address", "not an address", "10.0.0.11"),
     (own("node-a", "metalserve_address", "192.0.2.300"), "metalserve_address", "four numbers", "10.0.0.11"),
     (own("node-a", "metalserve_address", "127.0.0.1"), "metalserve_address", "this machine itself", "private address"),
+    (own("node-a", "metalserve_address", "fd00::11"), "metalserve_address", "IPv4 alone", "10.0.0.11"),
     (own("node-a", "metalserve_address", "0.0.0.0"), "metalserve_address", "one host", "private address"),
     (own("node-a", "ansible_host", "localhost"), "ansible_host", "is no number", "metalserve_address"),
     (own("node-a", "ansible_host", "https://192.0.2.11/"), "ansible_host", "no scheme", "metalserve_address"),
