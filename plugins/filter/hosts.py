@@ -16,11 +16,12 @@ from ansible_collections.metal.serve.plugins.module_utils.runtime import docker_
 def gpu_host_findings(
     facts: Mapping[str, Any], expected_gpus: Optional[int] = None, driver_branch: str = "580"
 ) -> dict[str, Any]:
-    """Return what stops a GPU node, the packages to install and what is pending, from its HostFacts."""
+    """Return what stops a GPU node, the packages to install, what is pending and whether it has NVSwitches."""
     try:
         host = preflight.from_facts(HostFacts.from_dict(dict(facts)))
         # 0 stands for "do not count": an inventory may leave the number out.
-        return preflight.as_dict(preflight.findings(host, expected_gpus or None, str(driver_branch)))
+        found = preflight.findings(host, expected_gpus or None, str(driver_branch))
+        return {**preflight.as_dict(found), "nvswitch": host.nvswitch}
     except ValueError as error:
         raise AnsibleFilterError(str(error)) from None
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ansible_collections.metal.serve.plugins.filter.hosts import gpu_host_findings
 from ansible_collections.metal.serve.plugins.module_utils.hardware import parse_nvidia
 from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import HostFacts
 from ansible_collections.metal.serve.plugins.module_utils.runtime import preflight as pf
@@ -216,3 +217,9 @@ def test_a_real_dump_of_one_gpu_without_nvswitch_passes() -> None:
     assert (host.gpus_in_driver, host.nvswitch) == (1, False)
     assert judge(host, 1) == pf.Findings()
     assert "reports 1 GPUs" in judge(host, 2).message
+
+
+def test_the_role_learns_whether_a_fabric_manager_must_run_at_boot() -> None:
+    hidden = facts(pci={"gpus": [{}] * 8, "nvswitches": []})
+    assert gpu_host_findings(hidden.to_dict(), 8)["nvswitch"] is True
+    assert gpu_host_findings(HostFacts().to_dict(), 8)["nvswitch"] is False
