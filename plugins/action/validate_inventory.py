@@ -28,7 +28,8 @@ from ansible_collections.metal.serve.plugins.module_utils.inventory.model import
 )
 from ansible_collections.metal.serve.plugins.module_utils.inventory.roles import options_of
 from ansible_collections.metal.serve.plugins.module_utils.inventory.rules_variables import relevant
-from ansible_collections.metal.serve.plugins.module_utils.inventory.schema import BY_NAME, HOST, Key
+from ansible_collections.metal.serve.plugins.module_utils.inventory.schema import BY_NAME, HOST, VARIABLE_FOLDERS, Key
+from ansible_collections.metal.serve.plugins.module_utils.inventory.values import nearest
 from ansible_collections.metal.serve.plugins.module_utils.inventory.view import PURPOSES
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -203,10 +204,19 @@ class ActionModule(ActionBase):
 
 
 def _variable_files(source: str) -> list[VariableFile]:
-    """Return the variable files beside an inventory (a file or a folder)."""
+    """Return the variable files beside an inventory (a file or a folder), and folders that are nearly called like theirs."""
     beside = source if os.path.isdir(source) else os.path.dirname(source)
-    found = []
-    for folder in ("group_vars", "host_vars"):
+    folders = [
+        os.path.basename(path)
+        for path in sorted(glob.glob(os.path.join(glob.escape(beside), "*")))
+        if os.path.isdir(path)
+    ]
+    found = [
+        VariableFile(name, "", os.path.relpath(os.path.join(beside, name)))
+        for name in folders
+        if name not in VARIABLE_FOLDERS and nearest(name, VARIABLE_FOLDERS, 0.8)
+    ]
+    for folder in VARIABLE_FOLDERS:
         for path in sorted(glob.glob(os.path.join(glob.escape(beside), folder, "*"))):
             name, ending = os.path.splitext(os.path.basename(path))
             if os.path.isdir(path):

@@ -58,7 +58,8 @@ class Setting:
 
 @dataclass(frozen=True)
 class VariableFile:
-    """A file or folder under ``group_vars`` or ``host_vars``; ``name`` is the group or host that it is for."""
+    """A file or folder under ``group_vars`` or ``host_vars``; ``name`` is the group or host that it is for, and empty for a
+    ``folder`` that is merely called like one of these two."""
 
     folder: str
     name: str

@@ -15,6 +15,7 @@ from ansible_collections.metal.serve.plugins.module_utils.inventory.model import
 )
 from ansible_collections.metal.serve.plugins.module_utils.inventory.schema import (
     MAIN_GROUPS,
+    VARIABLE_FOLDERS,
 )
 from ansible_collections.metal.serve.plugins.module_utils.inventory.values import did_you_mean, listed
 from ansible_collections.metal.serve.plugins.module_utils.inventory.view import View, text
@@ -154,6 +155,10 @@ def _leads_to_pools(inventory: Inventory, group: str, pools: Mapping[Any, Any]) 
 def variable_files(view: View) -> None:
     """Every variable file is for a group or host that exists; Ansible passes over the others in silence."""
     for file in view.inventory.files:
+        if file.folder not in VARIABLE_FOLDERS:
+            right = did_you_mean(file.folder, VARIABLE_FOLDERS, "rename it")
+            view.add(file.path, "", "is a folder that nobody reads", right, view.inventory.source, severity=WARNING)
+            continue
         known = view.inventory.groups if file.folder == "group_vars" else view.inventory.variables
         what = "group" if file.folder == "group_vars" else "host"
         if file.name in known or (what == "group" and file.name in ("all", "ungrouped")):

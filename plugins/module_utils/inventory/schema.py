@@ -82,6 +82,7 @@ PLACEHOLDER = "CHANGE_ME"
 
 OS_VARIABLES = ("metalserve_os_family", "ansible_os_family", "ansible_distribution")
 MAIN_GROUPS = ("engines", "gateways", "monitors")
+VARIABLE_FOLDERS = ("group_vars", "host_vars")
 
 LOWEST_PORT = 1024
 LONGEST_CONTEXT = 16 * 1024 * 1024

@@ -474,10 +474,12 @@ def test_variable_files() -> None:
         VariableFile("group_vars", "engine", "group_vars/engine.yml"),
         VariableFile("host_vars", "node-a", "host_vars/node-a.yml"),
         VariableFile("host_vars", "node-c", "host_vars/node-c.yml"),
+        VariableFile("groups_vars", "", "groups_vars"),
     ]
     found = check(replace(small.inventory(), files=files))
     assert [(entry.variable, entry.right, entry.severity) for entry in found] == [
         ("group_vars/engine.yml", "did you mean engines?", "warning"),
+        ("groups_vars", "did you mean group_vars?", "warning"),
         ("host_vars/node-c.yml", "did you mean node-b?", "warning"),
     ]
 
