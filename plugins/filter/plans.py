@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
@@ -14,7 +13,7 @@ from ansible_collections.metal.serve.plugins.module_utils.planner import render
 from ansible_collections.metal.serve.plugins.module_utils.planner.errors import PlanError
 from ansible_collections.metal.serve.plugins.module_utils.planner.pools import HOST_VARIABLES
 from ansible_collections.metal.serve.plugins.module_utils.planner.pools import pool_plans as _pool_plans
-from ansible_collections.metal.serve.plugins.module_utils.planner.preview import calibrations_of, preview
+from ansible_collections.metal.serve.plugins.module_utils.planner.preview import calibrations_of, fleet, preview
 
 
 def pool_plans(pools: Any, groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -42,22 +41,24 @@ def pool_text(plan: Mapping[str, Any]) -> str:
     return render.pool(plan)
 
 
-def node_preview(
+def node_previews(
     plans: Sequence[Mapping[str, Any]],
     pools: Mapping[str, Any],
     models: Mapping[str, Any],
-    host: str,
+    hosts: Sequence[str],
     hostvars: Mapping[str, Any],
     snapshots: str,
+    stand_in: str,
 ) -> dict[str, Any]:
-    """Return {text, plans, assumed, problem} for a host from recorded facts; nothing is asked of it."""
-    values = hostvars[host]
-    accelerator = values.get("metalserve_accelerator", "nvidia")
-    expected = values.get("metalserve_expected_gpus")
-    try:
-        return asdict(preview(pools, plans, models, host, str(accelerator), expected, snapshots))
-    except PlanError as error:
-        raise AnsibleFilterError(str(error)) from None
+    """Return {text, problems} for hosts from recorded facts; nothing is asked of them."""
+    shown = []
+    for host in hosts:
+        values = hostvars[host]
+        accelerator = str(values.get("metalserve_accelerator", "nvidia"))
+        expected = values.get("metalserve_expected_gpus")
+        shown.append(preview(pools, plans, models, host, accelerator, expected, snapshots, stand_in))
+    text, problems = fleet(shown)
+    return {"text": text, "problems": problems}
 
 
 def pool_calibrations(pools: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,6 +78,6 @@ class FilterModule:
             "pool_plans": pool_plans,
             "replicas_of": replicas_of,
             "pool_text": pool_text,
-            "node_preview": node_preview,
+            "node_previews": node_previews,
             "pool_calibrations": pool_calibrations,
         }

@@ -168,12 +168,14 @@ def gateway_plan(
     max_client_connections: int = 0,
     drained: Sequence[str] = (),
     heartbeat_s: int = 25,
+    limit_rates: bool = False,
 ) -> dict[str, Any]:
     """Return what the gateway's templates need, from a list of PoolPlans (docs/architecture.md).
 
     ``gateways`` is how many gateways share the pools' admission limits; ``bytes_per_token`` turns a body length into
     tokens; ``max_client_connections`` 0 means "from the plan"; ``drained`` names replicas as ``host/replica`` that get
-    no new requests; a pool that may be silent for longer than ``heartbeat_s`` gives its streams signs of life (0: none does).
+    no new requests; a pool that may be silent for longer than ``heartbeat_s`` gives its streams signs of life (0: none does);
+    ``limit_rates``: a pool takes no more requests a second than its plan's ``admission.requests_per_s``.
     Raises GatewayError.
     """
     if not pools:
@@ -193,7 +195,7 @@ def gateway_plan(
             )
         times: Mapping[str, Any] = pool["times"]
         servers = upstream_servers(pool["replicas"], drained)
-        admission = _admission(pool["admission"], len(servers), max(1, gateways))
+        admission = _admission(pool["admission"], len(servers), max(1, gateways), limit_rates)
         planned.append(
             {
                 "name": name,
@@ -327,8 +329,8 @@ def _digits(count: int) -> str:
     return "" if count == 0 else "[0-9]" if count == 1 else f"[0-9]{{{count}}}"
 
 
-def _admission(admission: Mapping[str, Any], replicas: int, gateways: int) -> dict[str, int]:
-    """Return a pool's room: the batches of all its replicas and one queue, shared between the gateways.
+def _admission(admission: Mapping[str, Any], replicas: int, gateways: int, limit_rates: bool = False) -> dict[str, int]:
+    """Return a pool's room: the batches of all its replicas and one queue, shared between the gateways; and its rate.
 
     ``admission`` is a PoolPlan's: ``max_in_flight`` is one replica's max_num_seqs and the queue. A replica that is out
     takes its batch with it, so the Lua gateway computes the room of those that are in from the same numbers.
@@ -341,6 +343,7 @@ def _admission(admission: Mapping[str, Any], replicas: int, gateways: int) -> di
         "gateways": gateways,
         "max_in_flight": math.ceil((replicas * seqs + queue) / gateways),
         "replica_max_in_flight": math.ceil(most / gateways),
+        "requests_per_s": math.ceil(int(admission.get("requests_per_s", 0)) / gateways) if limit_rates else 0,
     }
 
 

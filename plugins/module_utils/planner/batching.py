@@ -79,7 +79,6 @@ class Batching:
     queue: int
     max_in_flight: int
     queue_wait_s: float
-    tier: str
     reasons: dict[str, str] = field(default_factory=dict)
 
 
@@ -170,7 +169,6 @@ def decide(
     ``fixed`` is the pool's ``settings``: a value there wins. ``prefill_tokens_per_s`` bounds how fast a queue drains.
     """
     reasons: dict[str, str] = {}
-    tier_name = "none"
     if accelerator == "cpu":
         batched = max_model_len
         reasons["settings.max_num_batched_tokens"] = (
@@ -183,7 +181,6 @@ def decide(
         )
     else:
         tier = tier_for(load.qps)
-        tier_name = tier.name
         batched = tier.max_num_batched_tokens
         reasons["settings.max_num_batched_tokens"] = f"qps {load.qps:g} is in tier {tier.name}; see {DOC}#tiers"
         reasons["settings.batch_delay"] = (
@@ -245,6 +242,5 @@ def decide(
         queue=queue,
         max_in_flight=seqs + queue,
         queue_wait_s=queue * mean_prompt / prefill_tokens_per_s,
-        tier=tier_name,
         reasons=reasons,
     )

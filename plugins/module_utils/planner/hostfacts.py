@@ -51,6 +51,9 @@ def parse_node(facts: Any, where: str = "facts") -> Node:
     if not isinstance(facts, Mapping):
         raise PlanError(f"{where} is {type(facts).__name__}; it must be the dict that host_facts returns.")
     gpus = []
+    topology = facts.get("topology")
+    affinity = topology.get("numa_affinity") if isinstance(topology, Mapping) else None
+    near = affinity if isinstance(affinity, Mapping) else {}
     listed = facts.get("gpus")
     if listed is not None and not isinstance(listed, list):
         raise PlanError(f"{where}.gpus is {listed!r}; it must be a list, as host_facts returns it.")
@@ -64,6 +67,9 @@ def parse_node(facts: Any, where: str = "facts") -> Node:
                 f"{gpu.get('memory_total_mib')!r}; both must be known to plan on it."
             )
         numa = _int(gpu.get("numa_node"))
+        if numa is None or numa < 0:
+            # A virtual machine's PCI devices often name no node; the driver's own table does.
+            numa = _int(near.get(f"GPU{position}"))
         gpus.append(
             Gpu(
                 uuid=str(gpu["uuid"]),

@@ -20,7 +20,6 @@ class Placement:
     """Where one replica runs. ``cpus`` and ``mems`` are cpusets, empty where nothing is pinned."""
 
     gpus: tuple[Gpu, ...]
-    numa_node: int | None
     cpus: str
     mems: str
     reason: str
@@ -120,7 +119,6 @@ def place(node: Node, demands: Sequence[tuple[str, int]]) -> dict[str, Placement
         reason, warnings = _describe(node, chosen)
         placed[name] = Placement(
             gpus=gpus,
-            numa_node=nodes[0] if len(nodes) == 1 else None,
             cpus=",".join(cpus) if cpus and all(cpus) else "",
             mems=",".join(map(str, nodes)) if known else "",
             reason=reason,

@@ -222,7 +222,7 @@ def pool_plan(
         "times.wedged_after_s": f"max(10, 1.5 x longest silent prefill); see {DOC}#times",
         "times.gateway_read_s": f"2 x longest silent prefill + {batch.queue_wait_s:.0f} s queue; see {DOC}#times",
         "admission.requests_per_s": (
-            f"{RATE_HEADROOM:g} x workload.qps: above it a gateway may refuse at once; see {DOC}#rates"
+            f"{RATE_HEADROOM:g} x workload.qps: gateways refuse more where gateway_limit_rates says so; see {DOC}#rates"
             if load.qps
             else f"no workload.qps given: no limit of the rate; see {DOC}#rates"
         ),
@@ -250,7 +250,6 @@ def pool_plan(
         batching={
             "max_num_batched_tokens": batch.max_num_batched_tokens,
             "max_num_seqs": batch.max_num_seqs,
-            "tier": batch.tier,
         },
         parallel=parallel,
         node_groups=node_groups,

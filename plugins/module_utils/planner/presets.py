@@ -64,27 +64,6 @@ SMOLLM2_135M: dict[str, Any] = {
     "torch_dtype": "bfloat16",
 }
 
-
-def example_node(gpus: int = 8) -> dict[str, Any]:
-    """Return facts of a node for previews: ``gpus`` times the captured H200, two NUMA nodes, NVLink between all."""
-    names = [f"GPU{index}" for index in range(gpus)]
-    return {
-        "gpus": [
-            {
-                "uuid": f"GPU-00000000-0000-0000-0000-{index:012d}",
-                "name": "NVIDIA H200",
-                "memory_total_mib": 143771,
-                "memory_reserved_mib": 616,
-                "numa_node": index * 2 // gpus,
-            }
-            for index in range(gpus)
-        ],
-        "memory": {"total_kib": 2 * 1024**3},
-        "numa": {"nodes": [{"id": 0, "cpu_list": "0-47"}, {"id": 1, "cpu_list": "48-95"}]},
-        "topology": {"matrix": {a: {b: "X" if a == b else "NV18" for b in names} for a in names}},
-    }
-
-
 A100 = "NVIDIA A100-SXM4-80GB:81920"
 
 

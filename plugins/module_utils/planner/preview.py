@@ -10,26 +10,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ansible_collections.metal.serve.plugins.module_utils.common.files import canonical_json
 from ansible_collections.metal.serve.plugins.module_utils.hardware.collect import collect
 from ansible_collections.metal.serve.plugins.module_utils.hardware.snapshot import SnapshotError
 from ansible_collections.metal.serve.plugins.module_utils.planner import render
 from ansible_collections.metal.serve.plugins.module_utils.planner.batching import mapping
 from ansible_collections.metal.serve.plugins.module_utils.planner.errors import PlanError
-from ansible_collections.metal.serve.plugins.module_utils.planner.hostfacts import parse_node
-from ansible_collections.metal.serve.plugins.module_utils.planner.presets import (
-    DEEPSEEK_V2_LITE,
-    SMOLLM2_135M,
-    example_node,
-)
+from ansible_collections.metal.serve.plugins.module_utils.planner.hostfacts import Node, parse_node
+from ansible_collections.metal.serve.plugins.module_utils.planner.presets import DEEPSEEK_V2_LITE, SMOLLM2_135M
 from ansible_collections.metal.serve.plugins.module_utils.planner.replica import jobs_of, replica_plans
 from ansible_collections.metal.serve.plugins.module_utils.planner.weights import parse_index
 
 
 @dataclass(frozen=True)
 class Preview:
-    """What is planned for one host: text for a person, plans for programs, what stood in for what is not known."""
+    """What is planned for one host: its hardware in words, plans, what stood in for what is not known, what does not fit."""
 
-    text: str
+    host: str
+    hardware: str = ""
     plans: list[dict[str, Any]] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
     problem: str = ""
@@ -46,23 +44,34 @@ def _read(path: str) -> Any:
         raise PlanError(f"{path} cannot be read as JSON ({str(error)[:120]}).") from None
 
 
-def facts_of(folder: str, host: str, accelerator: str, gpus: int) -> tuple[dict[str, Any], str]:
-    """Return a host's facts and what was assumed: from its snapshot, else an example node (a CPU node: nothing).
+def _snapshot(path: str) -> dict[str, Any]:
+    """Return the facts of a snapshot. Raises PlanError where it cannot be read."""
+    try:
+        return collect(path).facts.to_dict()
+    except SnapshotError as error:
+        raise PlanError(f"the snapshot {path}: {error}.") from None
 
-    Raises PlanError when there is a snapshot that cannot be read.
+
+def facts_of(folder: str, host: str, accelerator: str, gpus: int, stand_in: str) -> tuple[dict[str, Any], str]:
+    """Return a host's facts and what was assumed: from its snapshot, else the first GPUs of the one that stands in.
+
+    Raises PlanError when there is a snapshot that cannot be read, or none that could stand in.
     """
     path = os.path.join(folder, host)
     if os.path.isdir(path):
-        try:
-            return collect(path).facts.to_dict(), ""
-        except SnapshotError as error:
-            raise PlanError(f"the snapshot of {host}: {error}.") from None
+        return _snapshot(path), ""
     if accelerator == "cpu":
-        return {}, f"no snapshot of {host} in {folder}: its memory is not known"
-    return example_node(gpus), (
-        f"no snapshot of {host} in {folder}: an example node of {gpus} x NVIDIA H200 stands in "
-        "(ansible-playbook playbooks/snapshot.yml records the real one)"
-    )
+        return {}, f"there is no snapshot of it in {folder}: its memory is not known"
+    record = "ansible-playbook playbooks/snapshot.yml records the real one"
+    facts = _snapshot(stand_in) if os.path.isdir(stand_in) else {}
+    found = facts.get("gpus") or []
+    if not 1 <= gpus <= len(found):
+        raise PlanError(
+            f"there is no snapshot of it in {folder}, and what would stand in ({stand_in}) has {len(found)} GPUs, "
+            f"not {gpus}; {record}."
+        )
+    note = f"there is no snapshot of it in {folder} yet: {gpus} x {found[0]['name']} stand in ({stand_in}); {record}"
+    return {**facts, "gpus": found[:gpus]}, note
 
 
 def config_of(name: str, model: Mapping[str, Any], accelerator: str) -> tuple[Any, int | None, str]:
@@ -93,6 +102,17 @@ def calibrations_of(pools: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def hardware_of(node: Node, accelerator: str) -> str:
+    """Return what a node has, in a few words."""
+    kinds: dict[str, int] = {}
+    for gpu in node.gpus:
+        name = f"{gpu.name} of {gpu.total_mib:,} MiB"
+        kinds[name] = kinds.get(name, 0) + 1
+    cards = " and ".join(f"{count} x {name}" for name, count in kinds.items()) or "no GPU"
+    memory = f", {node.memory_bytes / 1024**3:,.0f} GiB of memory" if node.memory_bytes else ""
+    return ("processors" if accelerator == "cpu" else cards) + memory
+
+
 def preview(
     pools: Mapping[str, Any],
     plans: Sequence[Mapping[str, Any]],
@@ -101,15 +121,16 @@ def preview(
     accelerator: str,
     expected_gpus: int | None,
     folder: str,
+    stand_in: str = "",
 ) -> Preview:
     """Return what ``host`` would run. A plan that does not fit is a Preview with ``problem``, not an exception."""
     jobs = jobs_of(pools, plans, host)
     if not jobs:
-        return Preview(f"{host} runs no engine\n")
+        return Preview(host, "no engine runs there")
     assumed: list[str] = []
     try:
         gpus = expected_gpus or max(1, sum(job.gpus for job in jobs))
-        facts, note = facts_of(folder, host, accelerator, gpus)
+        facts, note = facts_of(folder, host, accelerator, gpus, stand_in)
         assumed += [note] if note else []
         configs: dict[str, Any] = {}
         indexes: dict[str, int] = {}
@@ -124,22 +145,37 @@ def preview(
             assumed += [note] if note else []
             if index is not None:
                 indexes[name] = index
-        fitted = calibrations_of(pools)
-        found = replica_plans(pools, plans, host, accelerator, parse_node(facts), configs, revisions, indexes, fitted)
+        node = parse_node(facts)
+        found = replica_plans(
+            pools, plans, host, accelerator, node, configs, revisions, indexes, calibrations_of(pools)
+        )
     except PlanError as error:
-        return Preview(f"{host}: {error}\n", assumed=assumed, problem=f"{host}: {error}")
-    values = [plan.to_dict() for plan in found]
-    parts: list[str] = []
-    seen: dict[str, str] = {}
-    for plan in values:
-        # Replicas of one pool differ in place alone: the first is shown whole, the others by where they are.
-        if plan["pool"] in seen:
-            where = f"GPU {', '.join(plan['gpus'])}" if plan["gpus"] else "processors"
-            parts.append(
-                f"Replica {plan['replica']} at {plan['address']}:{plan['port']}, {where}, as {seen[plan['pool']]}\n"
-            )
-            continue
-        seen[plan["pool"]] = plan["replica"]
-        parts.append(render.replica(plan))
-    head = "".join(f"Assumed: {note}\n" for note in assumed)
-    return Preview(head + ("\n" if head else "") + "".join(parts), plans=values, assumed=assumed)
+        return Preview(host, assumed=assumed, problem=str(error))
+    return Preview(host, hardware_of(node, accelerator), [plan.to_dict() for plan in found], assumed)
+
+
+def _alike(shown: Preview) -> str:
+    """Return a text that is the same for nodes that differ in name, address and the identity of their GPUs alone."""
+    plans = [
+        {**plan, "host": "", "address": "", "gpus": len(plan["gpus"])} if not plan["multi_node"] else plan
+        for plan in shown.plans
+    ]
+    noted = [note.replace(shown.host, "") for note in (*shown.assumed, shown.problem)]
+    return canonical_json([shown.hardware, plans, noted])
+
+
+def fleet(previews: Sequence[Preview]) -> tuple[str, list[str]]:
+    """Return all nodes as text, those that are alike once, and what does not fit, a sentence for each group of nodes."""
+    groups: dict[str, list[Preview]] = {}
+    for shown in previews:
+        groups.setdefault(_alike(shown), []).append(shown)
+    parts, problems = [], []
+    for group in groups.values():
+        hosts = [shown.host for shown in group]
+        first = group[0]
+        if first.problem:
+            problems.append(f"{', '.join(hosts)}: {first.problem}")
+        parts.append(
+            render.node(hosts, first.hardware or "its plan does not fit, see the end", first.assumed, first.plans)
+        )
+    return "\n".join(parts), problems

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 WIDTH = 118
@@ -19,6 +19,31 @@ SHOWN_MEMORY = (
     ("max_concurrency", "whole contexts at once", "x"),
     ("expected_error_pct", "expected error", "%"),
 )
+
+MEANING = {
+    "max_num_batched_tokens": "tokens of one step, prompts and answers together",
+    "max_num_seqs": "requests in work at once",
+    "max_model_len": "longest prompt and answer together, in tokens",
+    "gpu_memory_utilization": "share of the GPU's memory that it takes",
+    "kv_cache_dtype": "how a token's keys and values are kept",
+    "queue": "requests that may wait",
+    "max_in_flight": "requests of a replica, in work and waiting; a gateway answers 429 to more",
+    "requests_per_s": "requests a second of the whole pool",
+    "body_limit_bytes": "largest request",
+    "drain_s": "how long a node that leaves finishes its answers",
+    "longest_silent_prefill_s": "how long a healthy engine may say nothing",
+    "gateway_read_s": "how long a gateway waits for the next token",
+    "wedged_after_s": "an engine with work that made no step for so long is stuck",
+    "p99_s": "99 of 100 answers are there by then",
+    "ttft_s": "99 of 100 first tokens are there by then",
+    "tpot_s": "99 of 100 tokens come that soon after the last",
+}
+"""What a number is, for who reads a plan for the first time; the reason beside it says why it is so large."""
+
+
+def _why(name: str, reason: str) -> str:
+    """Return what a number is, and its reason."""
+    return f"{MEANING[name]}: {reason}" if name in MEANING and reason else MEANING.get(name, reason)
 
 
 def _value(value: Any) -> str:
@@ -43,7 +68,7 @@ def _settings(settings: Mapping[str, Any], reasons: Mapping[str, str]) -> list[s
     """Return the rows of the engine's settings."""
     rows: list[str] = []
     for name, value in settings.items():
-        rows += _line(name, _value(value), reasons.get(f"settings.{name}", ""))
+        rows += _line(name, _value(value), _why(name, reasons.get(f"settings.{name}", "")))
     if "settings.batch_delay" in reasons:
         rows += _line("batch_delay", "-", reasons["settings.batch_delay"])
     return rows
@@ -99,7 +124,7 @@ def offline(plan: Mapping[str, Any]) -> str:
     return "\n".join(out) + "\n"
 
 
-def _span(numbers: list[int]) -> str:
+def _span(numbers: Sequence[int]) -> str:
     """Return consecutive numbers as first..last."""
     low, high = min(numbers), max(numbers)
     return str(low) if low == high else f"{low}..{high}"
@@ -108,45 +133,86 @@ def _span(numbers: list[int]) -> str:
 def pool(plan: Mapping[str, Any]) -> str:
     """Return a PoolPlan as text."""
     reasons = plan["reasons"]
-    out = [f"Pool {plan['pool']}: {plan['served_name']} on {plan['engine']} {plan['engine_version']}".rstrip()]
+    out = [
+        f"Pool {plan['pool']}: model {plan['served_name']} on {plan['engine']} {plan['engine_version']}".rstrip(),
+        "  Where gateways find it",
+    ]
     ports: dict[str, list[int]] = {}
     for one in plan["replicas"]:
         name = one["host"] if one["host"] == one["address"] else f"{one['host']} ({one['address']})"
         ports.setdefault(name, []).append(one["port"])
     spans = [f"{name}, port {_span(numbers)}" for name, numbers in ports.items()]
     out += _line("replicas", str(len(plan["replicas"])), "; ".join(spans))
+    out.append("  What each replica starts from; its node's memory may lower it, see below")
     for name in ("max_num_batched_tokens", "max_num_seqs"):
-        out += _line(name, _value(plan["batching"][name]), reasons.get(f"settings.{name}", ""))
-    out += _line("max_model_len", _value(plan["max_model_len"]), reasons.get("max_model_len", ""))
-    for name in ("queue", "max_in_flight"):
-        out += _line(name, _value(plan["admission"][name]), reasons.get(f"admission.{name}", ""))
-    rate = plan["admission"]["requests_per_s"]
-    out += _line("requests_per_s", _value(rate) if rate else "-", reasons.get("admission.requests_per_s", ""))
-    out += _line("body_limit_bytes", _value(plan["body_limit_bytes"]), reasons.get("body_limit_bytes", ""))
+        out += _line(name, _value(plan["batching"][name]), _why(name, reasons.get(f"settings.{name}", "")))
+    out += _line(
+        "max_model_len", _value(plan["max_model_len"]), _why("max_model_len", reasons.get("max_model_len", ""))
+    )
+    out.append("  What gateways let in")
+    for name in ("queue", "max_in_flight", "requests_per_s"):
+        value = plan["admission"][name]
+        out += _line(name, _value(value) if value else "-", _why(name, reasons.get(f"admission.{name}", "")))
+    out += _line(
+        "body_limit_bytes",
+        _value(plan["body_limit_bytes"]),
+        _why("body_limit_bytes", reasons.get("body_limit_bytes", "")),
+    )
+    out.append("  How long things may take, in seconds")
     for name in ("drain_s", "longest_silent_prefill_s", "gateway_read_s", "wedged_after_s"):
-        out += _line(name, _value(plan["times"][name]), reasons.get(f"times.{name}", ""))
+        out += _line(name, _value(plan["times"][name]), _why(name, reasons.get(f"times.{name}", "")))
+    for name, label in (
+        ("p99_s", "alert above p99_s"),
+        ("ttft_s", "alert above ttft_s"),
+        ("tpot_s", "alert above tpot_s"),
+    ):
+        if name in plan["alerts"]:
+            out += _line(label, _value(plan["alerts"][name]), _why(name, reasons.get(f"alerts.{name}", f"slo.{name}")))
     if "pools.split" in reasons:
-        out += _line("split", "-", reasons["pools.split"])
-    out += _line("alert above p99_s", _value(plan["alerts"]["p99_s"]), reasons.get("alerts.p99_s", ""))
+        out += ["  Whether long prompts should have a pool of their own", *_line("split", "-", reasons["pools.split"])]
     return "\n".join(out) + "\n"
 
 
-def replica(plan: Mapping[str, Any]) -> str:
-    """Return a ReplicaPlan as text."""
-    reasons = plan["reasons"]
-    where = f"{len(plan['gpus'])} GPU(s)" if plan["gpus"] else "processors"
-    out = [f"Replica {plan['replica']} on {plan['host']} at {plan['address']}:{plan['port']}, on {where}"]
-    if plan["gpus"]:
-        out += _line("gpus", str(len(plan["gpus"])), f"{', '.join(plan['gpus'])}; {reasons.get('gpus', '')}")
-        pinned = plan["cpuset_cpus"] or "none"
-        out += _line("processors", pinned, "those of the GPUs' NUMA node" if plan["cpuset_cpus"] else "not pinned")
-    out += _settings(plan["settings"], reasons)
-    for name, value in plan["environment"].items():
+def _places(replicas: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return where each replica of a pool runs on its node."""
+    rows: list[str] = []
+    for one in replicas:
+        if not one["gpus"]:
+            continue
+        pinned = f", processors {one['cpuset_cpus']}" if one["cpuset_cpus"] else ", not pinned to processors"
+        why, _see, place = one["reasons"].get("gpus", "").partition("; see")
+        rows += _line(one["replica"], str(one["port"]), f"{why}{pinned}{_see}{place}")
+    return ["  Port and place", *rows] if rows else rows
+
+
+def node(hosts: Sequence[str], hardware: str, assumed: Sequence[str], plans: Sequence[Mapping[str, Any]]) -> str:
+    """Return what one node runs, and the other hosts that run the same, as text."""
+    alike = f"; the same on {', '.join(hosts[1:])}" if len(hosts) > 1 else ""
+    out = [f"Node {hosts[0]}{alike}: {hardware}"]
+    for note in assumed:
+        out += textwrap.wrap(f"Assumed: {note}", WIDTH, initial_indent="  ", subsequent_indent="    ")
+    for name in dict.fromkeys(str(plan["pool"]) for plan in plans):
+        out += _replicas([plan for plan in plans if plan["pool"] == name])
+    return "\n".join(out) + "\n"
+
+
+def _replicas(mine: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the replicas of one pool on one node: they differ in place alone, so the numbers of the first hold for all."""
+    first, reasons = mine[0], mine[0]["reasons"]
+    names = f"{len(mine)} replicas of pool {first['pool']}" if len(mine) > 1 else f"Replica {first['replica']}"
+    where = f"{len(first['gpus'])} GPU(s)" if first["gpus"] else "processors"
+    each = " each" if len(mine) > 1 else ""
+    out = ["", f"  {names}, port {_span([one['port'] for one in mine])}, on {where}{each}", *_places(mine)]
+    out += ["  What the engine is told", *_settings(first["settings"], reasons)]
+    for name, value in first["environment"].items():
         out += _line(name, value, reasons.get(f"environment.{name}", ""))
-    out += _memory(plan["memory"], reasons)
+    out += ["  Where its memory goes" + (", of each GPU" if first["gpus"] else ""), *_memory(first["memory"], reasons)]
+    out.append("  What its container may use")
     for name in ("memory_bytes", "memory_swap_bytes", "shm_bytes"):
-        gib = f"{plan['container'][name] / 1024**3:.1f} GiB"
-        out += _line(f"container {name[:-6]}", gib, reasons.get(f"container.{name}", ""))
-    for warning in plan["warnings"]:
+        gib = f"{first['container'][name] / 1024**3:.1f} GiB"
+        out += _line(name[:-6], gib, reasons.get(f"container.{name}", ""))
+    warnings = list(dict.fromkeys(text for one in mine for text in one["warnings"]))
+    out += ["  To know"] if warnings else []
+    for warning in warnings:
         out += textwrap.wrap(warning, WIDTH, initial_indent="  - ", subsequent_indent="    ")
-    return "\n".join(out) + "\n"
+    return out

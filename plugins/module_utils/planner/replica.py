@@ -41,7 +41,7 @@ CONTAINER_SWAP = 2 * GIB
 
 
 def _container(
-    pool: str, spec: Mapping[str, Any], node: Node, replicas: int, need: int, gpus: int, stop_s: float
+    pool: str, spec: Mapping[str, Any], node: Node, replicas: int, need: int, gpus: int
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the container's limits in bytes with reasons; ``need`` is the least memory the engine takes."""
     where = f"metalserve_pools.{pool}.container"
@@ -100,7 +100,6 @@ def _container(
         "nofile": number(
             wish.get("nofile", NOFILE), f"{where}.nofile", 1024, "a whole number, 1024 or more", whole=True
         ),
-        "stop_timeout_s": stop_s,
     }, reasons
 
 
@@ -253,7 +252,6 @@ def _gpu_plan(
         queue=int(plan["admission"]["queue"]),
         max_in_flight=int(plan["admission"]["max_in_flight"]),
         queue_wait_s=0.0,
-        tier=str(plan["batching"].get("tier", "none")),
         reasons={key: why for key, why in plan["reasons"].items() if key.startswith("settings.")},
     )
     engine = plan_engine(shape, target, int(plan["max_model_len"]), batch, load, fixed)
@@ -305,7 +303,7 @@ def replica_plans(
             reasons = {key: text for key, text in plan["reasons"].items() if key.startswith("settings.")}
             reasons.update(why)
             warnings = list(shape.notes)
-            at = Placement((), None, "", "", "")
+            at = Placement((), "", "", "")
         else:
             at = places[name]
             fitted = calibration_of(pool, (calibrations or {}).get(pool))
@@ -317,7 +315,7 @@ def replica_plans(
             warnings = [*at.warnings, *engine.warnings]
             need = GPU_PROCESS_BYTES * max(1, job.gpus)
         reasons.setdefault("settings.max_model_len", plan["reasons"].get("max_model_len", "the pool's context"))
-        container, why = _container(pool, job.spec, node, len(jobs), need, job.gpus, plan["times"]["container_stop_s"])
+        container, why = _container(pool, job.spec, node, len(jobs), need, job.gpus)
         reasons.update(why)
         plans.append(
             ReplicaPlan(
@@ -331,10 +329,7 @@ def replica_plans(
                 revision=revisions.get(plan["model"], ""),
                 address=job.replica["address"],
                 port=job.replica["port"],
-                metrics_port=job.replica["port"],
-                accelerator=accelerator,
                 gpus=[gpu.uuid for gpu in at.gpus],
-                numa_node=at.numa_node,
                 cpuset_cpus=at.cpus,
                 cpuset_mems=at.mems,
                 settings=settings,

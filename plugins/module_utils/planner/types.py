@@ -58,10 +58,7 @@ class ReplicaPlan:
     revision: str
     address: str
     port: int
-    metrics_port: int
-    accelerator: str
     gpus: list[str]
-    numa_node: int | None
     cpuset_cpus: str
     cpuset_mems: str
     settings: dict[str, Any]

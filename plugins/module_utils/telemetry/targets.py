@@ -54,7 +54,7 @@ def scrape_targets(
         "engines": sorted(
             (
                 {
-                    "targets": [f"{replica['address']}:{replica.get('metrics_port', replica['port'])}"],
+                    "targets": [f"{replica['address']}:{replica['port']}"],
                     "labels": {
                         "node": replica["host"],
                         "pool": plan["pool"],

@@ -1,6 +1,6 @@
 # Copyright: the Metalserve authors
 # SPDX-License-Identifier: Apache-2.0
-"""Limits per key, in both modes: rate and concurrency; one key's use is not another's."""
+"""Limits per key and of a pool's rate, in both modes; one key's use is not another's, nor one pool's."""
 
 from __future__ import annotations
 
@@ -41,3 +41,38 @@ def test_a_key_has_its_rate_and_its_room(gateway: Gateway) -> None:
     refused = next((answer, body) for answer, body in answers if answer.status == 429)
     assert (refused[1]["error"]["code"], refused[0].headers["Retry-After"]) == ("rate_limit_exceeded", "1")
     assert gateway.ask(body={"prompt": "x"}, key=harness.KEYS[1]["key"])[0].status == 200
+
+
+@pytest.fixture(scope="module", params=["plain", "lua"])
+def paced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    ports = harness.free_ports(2)
+    options = {
+        "gateway_mode": request.param,
+        "gateway_rotation_file": f"{tempfile.gettempdir()}/no-such-folder/rotation.json",
+        "gateway_limit_rates": True,
+    }
+    room = {"max_in_flight": 4, "queue": 1}
+    pools = [
+        harness.pool("short", ports[:1], admission={**room, "requests_per_s": 1}),
+        harness.pool("other", ports[1:], admission={**room, "requests_per_s": 0}),
+    ]
+    with (
+        harness.standins(ports),
+        harness.gateway(tmp_path_factory.mktemp("rates"), pools, **options) as running,
+    ):
+        yield running
+
+
+def test_a_pool_has_its_planned_rate_where_that_is_wanted(paced: Gateway) -> None:
+    def codes(pool: str) -> list[int]:
+        return [paced.ask(body={"prompt": "x"}, X_Metalserve_Pool=pool)[0].status for _ in range(12)]
+
+    short = codes("short")
+    # As many at once as the pool has room for (nginx counts one more), then one a second.
+    assert short[:4] == [200] * 4
+    assert 5 <= short.count(429) <= 8, short
+    assert codes("other") == [200] * 12
+    answer, error = paced.ask(body={"prompt": "x"}, X_Metalserve_Pool="short")
+    assert (answer.status, error["error"]["code"], answer.headers["Retry-After"]) == (429, "rate_limit_exceeded", "1")
+    if paced.mode == "lua":
+        assert paced.row(answer.headers["X-Request-Id"])["rejected"] == "pool_rate"

@@ -45,6 +45,12 @@ def test_admission_is_shared_between_the_gateways() -> None:
     assert plan.gateway_plan([pool("a", [1], in_flight=1)], gateways=3)["pools"][0]["max_in_flight"] == 1
 
 
+def test_a_planned_rate_is_shared_between_the_gateways_where_it_is_wanted() -> None:
+    paced = pool("a", [1], admission={"max_in_flight": 4, "queue": 1, "requests_per_s": 100})
+    assert plan.gateway_plan([paced], gateways=3, limit_rates=True)["pools"][0]["requests_per_s"] == 34
+    assert plan.gateway_plan([paced], gateways=3)["pools"][0]["requests_per_s"] == 0
+
+
 def test_connections_hold_the_streams_of_the_brief_and_the_files_twice_that() -> None:
     planned = plan.gateway_plan([pool("a", [1], in_flight=1800)])
     assert planned["worker_connections"] >= 1800 * 2 + 32

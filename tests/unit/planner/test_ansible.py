@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import tarfile
@@ -19,14 +20,14 @@ from ansible.module_utils.testing import patch_module_args
 from ansible_collections.metal.serve.plugins.filter import plans as filters
 from ansible_collections.metal.serve.plugins.module_utils.planner import constants
 from ansible_collections.metal.serve.plugins.module_utils.planner.pools import HOST_VARIABLES, pool_plans
-from ansible_collections.metal.serve.plugins.module_utils.planner.presets import example_node
-from ansible_collections.metal.serve.plugins.module_utils.planner.preview import preview
+from ansible_collections.metal.serve.plugins.module_utils.planner.preview import fleet, preview
 from ansible_collections.metal.serve.plugins.modules import serving_plan
 
 from .helpers import FIXTURES, HOSTVARS, ROOT, config, facts, pool
 
 GROUPS = {"short": ["node-a"], "lab": ["node-c"]}
 MODELS = {"m": {"revision": "r1", "source": {"type": "local", "path": "/nonexistent"}}}
+STAND_IN = str(ROOT / "inventory" / "snapshots" / "stand-in-8xa100")
 
 
 class Ended(Exception):
@@ -138,45 +139,76 @@ def test_a_preview_stands_in_for_what_is_not_known(tmp_path: Path) -> None:
     pools = {"short": pool(), "lab": pool(container={"memory": "5G"}, max_model_len=2048)}
     values = {"node-a": HOSTVARS["node-a"], "node-c": HOSTVARS["node-c"]}
     planned = filters.pool_plans(pools, GROUPS, values)
-    shown = filters.node_preview(planned, pools, MODELS, "node-a", values, str(tmp_path))
-    assert shown["problem"] == ""
-    assert "example node of 8 x NVIDIA H200" in shown["text"]
+    shown = filters.node_previews(planned, pools, MODELS, ["node-a"], values, str(tmp_path), STAND_IN)
+    assert shown["problems"] == []
+    assert "8 x NVIDIA A100-SXM4-80GB stand in" in " ".join(shown["text"].split())
     assert "DeepSeek-V2-Lite stands in" in shown["text"]
-    assert "as short-0" in shown["text"]
-    lab = filters.node_preview(planned, pools, MODELS, "node-c", values, str(tmp_path))
+    assert "8 replicas of pool short, port 8100..8107, on 1 GPU(s) each" in shown["text"]
+    assert "short-7" in shown["text"]
+    lab = filters.node_previews(planned, pools, MODELS, ["node-c"], values, str(tmp_path), STAND_IN)
     assert "VLLM_CPU_KVCACHE_SPACE" in lab["text"]
-    assert "runs no engine" in preview(pools, planned, MODELS, "gateway", "nvidia", None, str(tmp_path)).text
+    assert preview(pools, planned, MODELS, "gateway", "nvidia", None, str(tmp_path)).hardware == "no engine runs there"
+
+
+def test_nodes_that_are_alike_are_shown_once(tmp_path: Path) -> None:
+    pools = {"short": pool()}
+    hosts = ["node-a", "node-b", "node-d"]
+    values = {
+        name: {"metalserve_expected_gpus": 8, "metalserve_address": f"10.0.0.{n}"} for n, name in enumerate(hosts)
+    }
+    values["node-d"]["metalserve_expected_gpus"] = 4
+    planned = filters.pool_plans(pools, {"short": hosts}, values)
+    text = filters.node_previews(planned, pools, MODELS, hosts, values, str(tmp_path), STAND_IN)["text"]
+    assert [line for line in text.splitlines() if line.startswith("Node ")] == [
+        "Node node-a; the same on node-b: 8 x NVIDIA A100-SXM4-80GB of 81,920 MiB, 1,008 GiB of memory",
+        "Node node-d: 4 x NVIDIA A100-SXM4-80GB of 81,920 MiB, 1,008 GiB of memory",
+    ]
+
+
+@pytest.mark.parametrize("gpus", [9, 16])
+def test_more_gpus_than_stand_in_are_not_invented(gpus: int, tmp_path: Path) -> None:
+    pools = {"short": pool()}
+    shown = preview(pools, plans(pools), MODELS, "node-a", "nvidia", gpus, str(tmp_path), STAND_IN)
+    assert f"has 8 GPUs, not {gpus}; ansible-playbook playbooks/snapshot.yml records the real one" in shown.problem
+    nothing = preview(pools, plans(pools), MODELS, "node-a", "nvidia", gpus, str(tmp_path), str(tmp_path / "none"))
+    assert "has 0 GPUs" in nothing.problem
 
 
 def test_a_preview_says_what_does_not_fit(tmp_path: Path) -> None:
     pools = {"short": pool(max_model_len=10**6)}
     planned = plans(pools)
-    shown = preview(pools, planned, MODELS, "node-a", "nvidia", 8, str(tmp_path))
-    assert shown.problem.startswith("node-a: ")
+    shown = preview(pools, planned, MODELS, "node-a", "nvidia", 8, str(tmp_path), STAND_IN)
     assert "max_position_embeddings" in shown.problem
+    other = dataclasses.replace(shown, host="node-b")
+    text, problems = fleet([shown, other])
+    assert problems == [f"node-a, node-b: {shown.problem}"]
+    assert "Node node-a; the same on node-b: its plan does not fit" in text
 
 
 def test_a_preview_reads_a_snapshot(tmp_path: Path) -> None:
     (tmp_path / "node-a").mkdir()
-    shown = preview({"short": pool()}, plans({"short": pool()}), MODELS, "node-a", "nvidia", 8, str(tmp_path))
+    pools = {"short": pool()}
+    shown = preview(pools, plans(pools), MODELS, "node-a", "nvidia", 8, str(tmp_path), STAND_IN)
     assert "has 0 GPU(s)" in shown.problem  # an empty snapshot knows of no GPU: said, not guessed
-    assert len(example_node(4)["gpus"]) == 4
 
 
-def test_the_example_inventory_is_planned(tmp_path: Path) -> None:
+def test_the_example_inventory_is_planned_as_the_page_shows(tmp_path: Path) -> None:
     folder = ROOT / "inventory" / "example"
     text = (folder / "group_vars" / "all" / "metalserve.yml").read_text(encoding="utf-8")
     values = yaml.safe_load(text)
     engines = yaml.safe_load((folder / "hosts.yml").read_text(encoding="utf-8"))["all"]["children"]["engines"]
     groups = {name: list(group["hosts"]) for name, group in engines["children"].items()}
-    hostvars = {host: dict(engines["vars"]) for hosts in groups.values() for host in hosts}
-    found = filters.pool_plans(values["metalserve_pools"], groups, hostvars)
-    for host in hostvars:
-        shown = filters.node_preview(
-            found, values["metalserve_pools"], values["metalserve_models"], host, hostvars, str(tmp_path)
-        )
-        assert shown["problem"] == "", host
-        assert shown["plans"]
+    hostvars = {host: {**engines["vars"], "ansible_host": "CHANGE_ME"} for hosts in groups.values() for host in hosts}
+    pools, models = values["metalserve_pools"], values["metalserve_models"]
+    found = filters.pool_plans(pools, groups, hostvars)
+    shown = filters.node_previews(found, pools, models, list(hostvars), hostvars, str(tmp_path), STAND_IN)
+    assert shown["problems"] == []
+    assert shown["text"].count("Node ") == 2
+    page = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
+    block = page.split("<!-- playbooks/plan.yml -i inventory/example -->\n```text\n")[1].split("\n```\n")[0]
+    whole = filters.pool_text(found[0]) + "\n" + shown["text"]
+    for line in block.splitlines():
+        assert line == "…" or line.rstrip() in [row.rstrip() for row in whole.splitlines()], line
 
 
 def test_every_link_into_the_documentation_leads_somewhere() -> None:
@@ -196,8 +228,8 @@ def test_a_pool_s_calibration_reaches_its_plan(monkeypatch: pytest.MonkeyPatch, 
     path.write_text(json.dumps({**base, "activation_mib": base["activation_mib"] + 1024}), encoding="utf-8")
     pools = {"short": pool(calibration=str(path))}
     values = filters.pool_calibrations(pools)
-    shown = preview(pools, plans(pools), MODELS, "node-a", "nvidia", 8, str(tmp_path))
-    plain = preview({"short": pool()}, plans({"short": pool()}), MODELS, "node-a", "nvidia", 8, str(tmp_path))
+    shown = preview(pools, plans(pools), MODELS, "node-a", "nvidia", 8, str(tmp_path), STAND_IN)
+    plain = preview({"short": pool()}, plans({"short": pool()}), MODELS, "node-a", "nvidia", 8, str(tmp_path), STAND_IN)
     calibrated, guessed = shown.plans[0]["memory"], plain.plans[0]["memory"]
     assert calibrated["activation_gib"] == pytest.approx(guessed["activation_gib"] + 1, abs=0.01)
     assert calibrated["kv_cache_tokens"] < guessed["kv_cache_tokens"]
@@ -219,7 +251,7 @@ def test_a_wrong_calibration_is_named(tmp_path: Path, content: str | None, words
     if content is not None:
         path.write_text(content, encoding="utf-8")
     pools = {"short": pool(calibration=str(path))}
-    assert words in preview(pools, plans(pools), MODELS, "node-a", "nvidia", 8, str(tmp_path)).problem
+    assert words in preview(pools, plans(pools), MODELS, "node-a", "nvidia", 8, str(tmp_path), STAND_IN).problem
 
 
 def test_the_rate_follows_from_the_load() -> None:

@@ -209,9 +209,10 @@ local function leave_pool()
     end
 end
 
-local function too_many(rejected)
+local function too_many(rejected, message)
     ngx.var.metalserve_rejected = rejected
-    return refuse(429, "rate_limit_error", "rate_limit_exceeded", "Too many requests in flight; try again shortly.")
+    message = message or "Too many requests in flight; try again shortly."
+    return refuse(429, "rate_limit_error", "rate_limit_exceeded", message)
 end
 
 -- Return how many requests the replicas of list may have together: their batches and the pool's queue, this gateway's part.
@@ -221,6 +222,11 @@ local function room(pool, list, key_name)
         most = math.max(1, math.floor(most * (1 - config.settings.vip_share)))
     end
     return most
+end
+
+-- Return whether a request comes within the pool's planned rate: so many a second, as many at once as there is room for.
+local function in_time(pool)
+    return pool.requests_per_s == 0 or state.within_rate(pool.name, pool.requests_per_s, pool.max_in_flight)
 end
 
 -- Return how many of a pool's requests are with replicas that get no new ones.
@@ -289,6 +295,9 @@ function _M.access()
         if state.count("key|" .. key_name, 1) > allowed then
             return too_many("key_full")
         end
+    end
+    if not in_time(pool) then
+        return too_many("pool_rate", "Too many requests a second; try again shortly.")
     end
     enter(pool, list, text, key_name)
     -- Only where a replica could find the request too long is its 400 looked at: there the text of a 400 is lost.

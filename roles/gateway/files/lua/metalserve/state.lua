@@ -82,6 +82,21 @@ function _M.in_flight(counter)
     return shared:get(name_of(counter)) or 0
 end
 
+-- Return whether one more request is within rate a second, with burst of them at once: the entry is the moment at which all
+-- that came would be over, one after the other in step with the rate.
+function _M.within_rate(name, rate, burst)
+    local step, now, entry = 1 / rate, ngx.now(), "rate|" .. name
+    local over = shared:incr(entry, step, now) or now
+    if over - step < now then
+        -- Nothing was waiting: the past counts for nothing.
+        shared:incr(entry, now - (over - step))
+    elseif over - now > step * burst then
+        shared:incr(entry, -step)
+        return false
+    end
+    return true
+end
+
 -- Take back what workers that are gone had in flight.
 function _M.forget_dead_workers()
     local dead = {}
