@@ -95,7 +95,6 @@ unknown:
   elements: str
 """
 
-import json
 import os
 from typing import Any
 
@@ -103,22 +102,22 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.metal.serve.plugins.module_utils.hardware.collect import collect
 from ansible_collections.metal.serve.plugins.module_utils.hardware.registry import choose
+from ansible_collections.metal.serve.plugins.module_utils.planner.documents import read_json
 from ansible_collections.metal.serve.plugins.module_utils.planner.errors import PlanError
 from ansible_collections.metal.serve.plugins.module_utils.planner.hostfacts import parse_node
 from ansible_collections.metal.serve.plugins.module_utils.planner.replica import replica_plans
 from ansible_collections.metal.serve.plugins.module_utils.planner.weights import parse_index
 
 
-def read_json(root: str, model: str, revision: str, name: str) -> Any:
+def stored(root: str, model: str, revision: str, name: str) -> Any:
     """Return a JSON file of a model in the store, None where it is not there. Raises PlanError when it is no JSON."""
     path = os.path.join(root, model, revision, name)
     try:
-        with open(path, encoding="utf-8") as stream:
-            return json.load(stream)
-    except FileNotFoundError:
+        return read_json(path, path)
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
-        raise PlanError(f"{path} cannot be read as JSON ({error}); put the model there again.") from None
+    except PlanError as error:
+        raise PlanError(f"{error.message} Put the model there again.") from None
 
 
 def runs_on(plan: dict[str, Any], node: str) -> bool:
@@ -153,8 +152,8 @@ def main() -> None:
         for plan in plans:
             model = str(plan["model"])
             revisions[model] = str((p["models"].get(model) or {}).get("revision", ""))
-            config = read_json(p["model_root"], model, revisions[model], "config.json")
-            index = read_json(p["model_root"], model, revisions[model], "model.safetensors.index.json")
+            config = stored(p["model_root"], model, revisions[model], "config.json")
+            index = stored(p["model_root"], model, revisions[model], "model.safetensors.index.json")
             if index is not None:
                 indexes[model] = parse_index(index)
             if config is None:

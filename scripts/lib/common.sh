@@ -20,6 +20,15 @@ die() {
 # elapsed SECONDS: as "1m05s".
 elapsed() { printf '%dm%02ds' $(($1 / 60)) $(($1 % 60)); }
 
+# part NAME COMMAND...: run COMMAND with a headline before it and its time after it.
+part() {
+  local begin=$SECONDS name=$1
+  shift
+  echo "== $name"
+  "$@"
+  echo "== $name: $(elapsed $((SECONDS - begin)))"
+}
+
 # as_root COMMAND...: through sudo unless this is root already.
 as_root() {
   if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo -- "$@"; fi

@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 ENGINES, GATEWAY = ("engine1", "engine2"), "gateway1"
 NODES = (GATEWAY, *ENGINES)
+INVENTORY, NAME = "inventory/lab", "metalserve-lab"
+"""The default lab; the functions below take another's."""
 
 
 @dataclass(frozen=True)
@@ -39,20 +41,21 @@ class Run:
         return "\n".join(self.output.splitlines()[-60:])
 
 
-def playbook_command(name: str, *arguments: str) -> list[str]:
-    """Return the command of ``ansible-playbook name -i inventory/lab``."""
-    return [str(BIN / "ansible-playbook"), name, "-i", "inventory/lab", *arguments]
+def playbook_command(name: str, *arguments: str, inventory: str = INVENTORY) -> list[str]:
+    """Return the command of ``ansible-playbook name -i inventory``."""
+    return [str(BIN / "ansible-playbook"), name, "-i", inventory, *arguments]
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a playbook: this Python's tools first, no colour."""
-    return {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1"}
+    """Return the environment of a playbook: this Python's tools first, no colour, the checkout that a lab belongs to."""
+    own = {"PATH": f"{BIN}:{os.environ['PATH']}", "METALSERVE_CHECKOUT": str(ROOT)}
+    return {**os.environ, **own, "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1"}
 
 
-def playbook(name: str, *arguments: str, timeout_s: float = 900) -> Run:
-    """Run a playbook over the lab to its end."""
+def playbook(name: str, *arguments: str, timeout_s: float = 900, inventory: str = INVENTORY) -> Run:
+    """Run a playbook over a lab to its end."""
     done = subprocess.run(
-        playbook_command(name, *arguments),
+        playbook_command(name, *arguments, inventory=inventory),
         cwd=ROOT,
         env=environment(),
         stdout=subprocess.PIPE,
@@ -64,7 +67,29 @@ def playbook(name: str, *arguments: str, timeout_s: float = 900) -> Run:
     return Run(done.returncode, done.stdout)
 
 
-def on(node: str, command: str, check: bool = True, lab: str = "metalserve-lab") -> str:
+def audit(*arguments: str, inventory: str = INVENTORY) -> tuple[int, set[tuple[str, str]], dict[str, str]]:
+    """Audit a lab; return the exit code, (host, check) of all that is not fine, and why hosts were not judged."""
+    done = subprocess.run(
+        [sys.executable, "scripts/audit", "-i", inventory, "--json", *arguments],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.stdout, done.stderr
+    report = json.loads(done.stdout)
+    found = {
+        (host["host"], item["id"])
+        for host in report["hosts"]
+        for item in host["verdicts"]
+        if item["verdict"] not in ("pass", "not_applicable")
+    }
+    return done.returncode, found, {host["host"]: host["error"] for host in report["hosts"] if host["error"]}
+
+
+def on(node: str, command: str, check: bool = True, lab: str = NAME, timeout_s: float = 120) -> str:
     """Run ``command`` with sh as root on a node of a lab and return its standard output."""
     done = subprocess.run(
         ["docker", "exec", f"{lab}-{node}", "sh", "-c", command],
@@ -72,7 +97,7 @@ def on(node: str, command: str, check: bool = True, lab: str = "metalserve-lab")
         text=True,
         errors="replace",
         check=False,
-        timeout=120,
+        timeout=timeout_s,
     )
     if check:
         assert done.returncode == 0, f"{node}: {command}: exit {done.returncode}\n{done.stdout}{done.stderr}"

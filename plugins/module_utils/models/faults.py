@@ -55,7 +55,7 @@ def index_faults(path: str, full: str, present: Iterable[str]) -> list[str]:
         with open(full, encoding="utf-8") as stream:
             data = json.load(stream)
         shards = set(data["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return [f"{path} is not a weight index ({type(error).__name__})"]
     if not all(isinstance(shard, str) for shard in shards):
         return [f"{path} is not a weight index (a shard is not a file name)"]

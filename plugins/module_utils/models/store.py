@@ -291,7 +291,7 @@ def read_config(folder: str) -> dict[str, Any]:
             data = json.load(stream)
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StoreError(f"{path} is not JSON: {error}") from error
     if not isinstance(data, dict):
         raise StoreError(f"{path} is not a JSON object")

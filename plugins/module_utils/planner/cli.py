@@ -13,9 +13,11 @@ from typing import Any
 
 from ansible_collections.metal.serve.plugins.module_utils.common.files import canonical_json, write_atomic
 from ansible_collections.metal.serve.plugins.module_utils.planner import calibration, constants, memory, offline, render
+from ansible_collections.metal.serve.plugins.module_utils.planner.batching import number
+from ansible_collections.metal.serve.plugins.module_utils.planner.documents import read_json
 from ansible_collections.metal.serve.plugins.module_utils.planner.errors import DoesNotFitError, PlanError
 from ansible_collections.metal.serve.plugins.module_utils.planner.model import parse_config
-from ansible_collections.metal.serve.plugins.module_utils.planner.presets import PRESETS
+from ansible_collections.metal.serve.plugins.module_utils.planner.presets import PRESETS, Preset
 
 DESCRIPTION = """Plan an engine from a model's config.json and a GPU, without touching any machine.
 
@@ -39,7 +41,11 @@ class _Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     """Return the command line's parser."""
     made = _Parser(
-        prog="plan", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="plan",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     made.add_argument("--config", metavar="FILE", help="the model's config.json")
     made.add_argument("--index", metavar="FILE", help="its model.safetensors.index.json; makes the weights exact")
@@ -60,15 +66,12 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def read_json(path: str, option: str) -> Any:
+def _json(path: str, option: str) -> Any:
     """Return a JSON file's content. Raises PlanError naming the option and the file."""
     try:
-        with open(path, encoding="utf-8") as stream:
-            return json.load(stream)
+        return read_json(path, f"{option} {path}")
     except OSError as error:
         raise PlanError(f"{option} {path}: {error.strerror or error}.") from None
-    except (ValueError, RecursionError) as error:
-        raise PlanError(f"{option} {path} is no JSON ({str(error)[:120]}).") from None
 
 
 def _lengths(text: str | None, option: str) -> dict[str, float] | None:
@@ -85,16 +88,23 @@ def _lengths(text: str | None, option: str) -> dict[str, float] | None:
     return {"mean": numbers[0], "p95": numbers[-1]}
 
 
+def _base(arguments: argparse.Namespace) -> Preset | None:
+    """Return the preset that was named, None where everything is given. Raises PlanError for what is missing or in vain."""
+    base = PRESETS.get(arguments.preset) if arguments.preset is not None else None
+    if arguments.preset is not None and base is None:
+        raise PlanError(f"--preset {arguments.preset!r} is not known; there are {', '.join(PRESETS)}.")
+    if arguments.out:
+        raise PlanError(f"--out is {arguments.out!r}; only --calibrate and --preset all write a file.")
+    for name in ("config", "gpu", "engine") if base is None else ():
+        if not getattr(arguments, name):
+            raise PlanError(f"--{name} is missing; --config, --gpu and --engine are needed (or --preset).")
+    return base
+
+
 def _request(arguments: argparse.Namespace) -> offline.Request:
     """Return what was asked. Raises PlanError."""
-    base = PRESETS.get(arguments.preset) if arguments.preset else None
-    if arguments.preset and base is None:
-        raise PlanError(f"--preset {arguments.preset!r} is not known; there are {', '.join(PRESETS)}.")
-    if base is None:
-        for name in ("config", "gpu", "engine"):
-            if not getattr(arguments, name):
-                raise PlanError(f"--{name} is missing; --config, --gpu and --engine are needed (or --preset).")
-    config = read_json(arguments.config, "--config") if arguments.config else (base.config if base else {})
+    base = _base(arguments)
+    config = _json(arguments.config, "--config") if arguments.config else (base.config if base else {})
     kind, version = (
         offline.parse_engine(arguments.engine)
         if arguments.engine
@@ -112,11 +122,13 @@ def _request(arguments: argparse.Namespace) -> offline.Request:
     if arguments.lengths is not None:
         workload["lengths"] = arguments.lengths
     slo = dict(base.slo) if base else {}
-    slo.update({k: v for k, v in (("p99_s", arguments.p99), ("ttft_s", arguments.ttft)) if v is not None})
-    index = offline.index_size(read_json(arguments.index, "--index")) if arguments.index else None
+    for name, value in (("p99", arguments.p99), ("ttft", arguments.ttft)):
+        if value is not None:
+            slo[f"{name}_s"] = number(value, f"--{name}", 0.001, "seconds, above 0")
+    index = offline.index_size(_json(arguments.index, "--index")) if arguments.index else None
     calibrated = None
     if arguments.calibration:
-        content = read_json(arguments.calibration, "--calibration")
+        content = _json(arguments.calibration, "--calibration")
         if not isinstance(content, dict):
             raise PlanError(f"--calibration {arguments.calibration} holds no JSON object; make it with --calibrate.")
         calibrated = constants.from_dict(content)
@@ -145,7 +157,7 @@ def _calibrate(arguments: argparse.Namespace) -> str:
     except OSError as error:
         raise PlanError(f"--calibrate {arguments.calibrate}: {error.strerror or error}.") from None
     gpu, total_mib, _count = memory.parse_gpu(arguments.gpu)
-    shape = parse_config(read_json(arguments.config, "--config"))
+    shape = parse_config(_json(arguments.config, "--config"))
     reported = calibration.parse_log(text)
     given = calibration.input_of(reported, gpu, total_mib)
     fitted = calibration.calibrate(shape, reported, given)
@@ -172,10 +184,11 @@ def _all_presets(arguments: argparse.Namespace) -> str:
         raise PlanError(
             f"--out is {arguments.out!r}; --preset all writes its plans into a folder, name one that exists."
         )
+    folder, arguments.out = arguments.out, None
     for name in PRESETS:
         arguments.preset = name
-        write_atomic(os.path.join(arguments.out, f"{name}.json"), canonical_json(offline.plan(_request(arguments))))
-    return f"{len(PRESETS)} plans written to {arguments.out}\n"
+        write_atomic(os.path.join(folder, f"{name}.json"), canonical_json(offline.plan(_request(arguments))))
+    return f"{len(PRESETS)} plans written to {folder}\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

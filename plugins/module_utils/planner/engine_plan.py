@@ -15,7 +15,11 @@ from ansible_collections.metal.serve.plugins.module_utils.planner.batching impor
 from ansible_collections.metal.serve.plugins.module_utils.planner.constants import EngineConstants
 from ansible_collections.metal.serve.plugins.module_utils.planner.errors import DoesNotFitError, PlanError
 from ansible_collections.metal.serve.plugins.module_utils.planner.memory import GIB, MemoryInput, MemoryPlan
-from ansible_collections.metal.serve.plugins.module_utils.planner.model import ModelShape, Quantization
+from ansible_collections.metal.serve.plugins.module_utils.planner.model import (
+    DTYPE_BYTES,
+    ModelShape,
+    Quantization,
+)
 
 MARGIN_BYTES = int(0.35 * GIB)
 MOST_WAYS_OUT = 4
@@ -113,6 +117,16 @@ def _more_gpus(shape: ModelShape, given: MemoryInput, available: int) -> list[st
     return []
 
 
+def _fewer_tokens(shape: ModelShape, given: MemoryInput) -> list[str]:
+    """Return the largest usual step size below the given one that works; the ladder tried those of a free value already."""
+    for size in (8192, 4096, 2048, 1024):
+        if given.max_num_seqs <= size < given.max_num_batched_tokens:
+            better = _concurrency(shape, dataclasses.replace(given, max_num_batched_tokens=size))
+            if better >= 1:
+                return [f"set max_num_batched_tokens to {size} (then {better:.2f} requests)"]
+    return []
+
+
 def _smaller_weights(shape: ModelShape, given: MemoryInput) -> list[str]:
     """Return the first quantization of the weights that works; nothing for a model that is quantized already."""
     if shape.quantization is not None or shape.compressed:
@@ -133,9 +147,12 @@ def ways_out(shape: ModelShape, given: MemoryInput, available: int) -> list[str]
         better = _concurrency(shape, dataclasses.replace(given, utilization=memory.DEFAULT_UTIL))
         if better >= 1:
             found.append(f"set gpu_memory_utilization to {memory.DEFAULT_UTIL} (then {better:.2f} requests)")
+    found += _fewer_tokens(shape, given)
     longest = _longest_that_fits(shape, given)
     if longest:
         found.append(f"set max_model_len to {longest} or less")
+    if given.kv_cache_memory_bytes is not None:
+        found.append(f"set kv_cache_memory_bytes to {memory.predict(shape, given).capacity.request_bytes} or more")
     if given.kv_cache_dtype == "auto" and shape.indexer is None and not shape.compressed:
         eight = _concurrency(shape, dataclasses.replace(given, kv_cache_dtype="fp8"))
         if eight >= 1:
@@ -181,6 +198,64 @@ def _flag(fixed: Mapping[str, Any], name: str, where: str) -> bool:
     return value
 
 
+ALIKE = {"awq_marlin": "awq", "gptq_marlin": "gptq", "modelopt_fp4": "modelopt"}
+AT_START = {
+    **dict.fromkeys(("fp8", "fp8_per_tensor", "fp8_per_block"), Quantization("fp8", 8)),
+    "bitsandbytes": Quantization("bitsandbytes", 4, 64),
+}
+"""What vLLM makes of plain weights while it loads them; every other method needs files in its form."""
+
+BLOCK_STEP, LARGEST_BLOCK = 16, 1024
+
+
+def as_asked(shape: ModelShape, fixed: Mapping[str, Any], where: str) -> ModelShape:
+    """Return the model as the fixed ``dtype`` and ``quantization`` make it. Raises PlanError where its files do not allow it."""
+    dtype, wanted = fixed.get("dtype"), fixed.get("quantization")
+    if dtype not in (None, "auto"):
+        if dtype not in DTYPE_BYTES:
+            raise PlanError(f"{where}dtype is {dtype!r}; it must be one of auto, {', '.join(DTYPE_BYTES)}.")
+        shape = dataclasses.replace(shape, dtype=str(dtype), dtype_bytes=DTYPE_BYTES[str(dtype)])
+    if wanted is None:
+        return shape
+    if shape.quantization is not None:
+        method = shape.quantization.method
+        if ALIKE.get(str(wanted), wanted) != ALIKE.get(method, method):
+            raise PlanError(f"{where}quantization is {wanted!r}; the model's files are {method}: leave it out.")
+        return shape
+    if wanted not in AT_START:
+        raise PlanError(
+            f"{where}quantization is {wanted!r}; config.json has no quantization_config, and of plain weights only "
+            f"{', '.join(AT_START)} can be made at a start: leave it out, or take the model's files in that form."
+        )
+    return dataclasses.replace(shape, quantization=AT_START[str(wanted)])
+
+
+def _check_sizes(shape: ModelShape, target: Target, fixed: Mapping[str, Any]) -> None:
+    """Raise PlanError for sizes that the engine refuses, whatever the memory."""
+    where = target.where
+    if target.pipeline > shape.layers:
+        raise PlanError(
+            f"{where}pipeline_parallel is {target.pipeline}; config.json has num_hidden_layers {shape.layers}, so that is the "
+            "most."
+        )
+    block = _fixed_number(fixed, "block_size", where)
+    if block is not None and (block % BLOCK_STEP or block > LARGEST_BLOCK):
+        raise PlanError(
+            f"{where}block_size is {block}; it must be a multiple of {BLOCK_STEP}, {LARGEST_BLOCK} at most."
+        )
+
+
+def _check_cache(plan: MemoryPlan, given: MemoryInput, where: str) -> None:
+    """Raise DoesNotFitError for a fixed size of the KV cache that the GPU does not have."""
+    room = int(plan.total - plan.weights - plan.activation - plan.non_torch)
+    if given.kv_cache_memory_bytes is not None and given.kv_cache_memory_bytes > room:
+        raise DoesNotFitError(
+            f"{where}kv_cache_memory_bytes is {given.kv_cache_memory_bytes}; beside weights and activation the GPU has "
+            f"{max(0, room)} bytes.",
+            ["leave it out: the engine takes what gpu_memory_utilization leaves"],
+        )
+
+
 def plan_engine(
     shape: ModelShape,
     target: Target,
@@ -194,6 +269,8 @@ def plan_engine(
     Raises PlanError for a wrong value, or for what cannot fit with the ways out.
     """
     where = target.where
+    shape = as_asked(shape, fixed, where)
+    _check_sizes(shape, target, fixed)
     check_context(shape, max_model_len, where)
     reasons = dict(batch.reasons)
     warnings: list[str] = []
@@ -232,6 +309,7 @@ def plan_engine(
         if wish > safe and lowered:
             warnings.append(f"gpu_memory_utilization {wish:g} leaves too little beside it; {safe:g} is safe")
     plan = memory.predict(shape, given)
+    _check_cache(plan, given, where)
     ladder = given
     while (
         plan.capacity.max_concurrency < 1

@@ -346,9 +346,11 @@ def parse_gpu(text: str) -> tuple[str, int, int]:
     if len(parts) != 3 or not parts[0].strip():
         raise PlanError(f"--gpu is {text!r}; {sample}.")
     name, mib, count = parts[0].strip(), parts[1].strip(), parts[2].strip()
-    if not mib.isdigit() or not 1024 <= int(mib) <= 4 * 1024**2:
+    if len(name) > 100 or not name.isprintable():
+        raise PlanError(f"--gpu has a name of {len(name)} characters, {name[:30]!r}…; {sample}.")
+    if not (mib.isascii() and mib.isdigit()) or not 1024 <= int(mib) <= 4 * 1024**2:
         raise PlanError(f"--gpu is {text!r}; its memory must be whole MiB, 1024 or more: {sample}.")
-    if not count.isdigit() or not 1 <= int(count) <= 1024:
+    if not (count.isascii() and count.isdigit()) or not 1 <= int(count) <= 1024:
         raise PlanError(f"--gpu is {text!r}; its count must be 1..1024: {sample}.")
     return name, int(mib), int(count)
 

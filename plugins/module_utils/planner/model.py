@@ -15,6 +15,43 @@ KNOWN_DENSE = frozenset(
     ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "granite", "smollm3", "olmo2")
 )
 LIMITS = {"num_hidden_layers": 10_000, "num_attention_heads": 100_000}
+INNER = ("text_config", "llm_config", "language_config", "thinker_config")
+"""Where models that see or hear keep the part that writes."""
+
+INHERITED = ("torch_dtype", "dtype", "quantization_config", "compression_config", "tie_word_embeddings")
+KV_HEADS = ("num_key_value_heads", "n_head_kv", "num_kv_heads", "multi_query_group_num")
+POSITIONS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+    "max_sequence_length",
+)
+"""As vLLM looks for them (config/model.py)."""
+
+MIXTURE = ("num_experts_per_tok|experts_per_token",)
+REQUIRED = {
+    "deepseek_v2": ("kv_lora_rank", "n_routed_experts", "moe_intermediate_size", *MIXTURE),
+    "deepseek_v3": ("kv_lora_rank", "n_routed_experts", "moe_intermediate_size", *MIXTURE),
+    "deepseek_v32": ("kv_lora_rank", "index_head_dim", "n_routed_experts", "moe_intermediate_size", *MIXTURE),
+    "mixtral": ("num_local_experts", *MIXTURE),
+    "qwen2_moe": ("num_experts", "moe_intermediate_size", *MIXTURE),
+    "qwen3_moe": ("num_experts", "moe_intermediate_size", *MIXTURE),
+    "qwen3_next": ("linear_num_value_heads", "num_experts", "moe_intermediate_size", *MIXTURE),
+}
+"""Without these a model of that kind would be counted as another one, many times too large or too small."""
+
+UNCOUNTED = {
+    **dict.fromkeys(
+        ("mamba_d_state", "mamba_d_ssm", "ssm_state_size", "state_size", "attn_layer_period", "attn_layer_indices"),
+        "state-space layers",
+    ),
+    **dict.fromkeys(("hybrid_override_pattern", "layers_block_type", "attn_type_list"), "layers of several kinds"),
+    **dict.fromkeys(("block_configs", "num_key_value_heads_per_layer"), "layers that differ in size"),
+    **dict.fromkeys(("conv_L_cache", "lru_width", "rwkv_version"), "recurrent layers"),
+}
+"""Keys of models that the planner cannot count; a wrong number would be worse than none."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +168,53 @@ def _whole(config: Mapping[str, Any], name: str, default: int | None = None, low
         return default
     high = LIMITS.get(name, 10**12)
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise PlanError(f"config.json has {name} = {value!r}; it must be a whole number, {low} or more.")
+        raise _wrong(name, value, f"a whole number, {low} or more" + (f", {high} at most" if name in LIMITS else ""))
+    return value
+
+
+def _wrong(name: str, value: Any, right: str) -> PlanError:
+    """Return the error for a key of the wrong type or size; a long value is cut."""
+    text = repr(value)
+    return PlanError(f"config.json has {name} = {text if len(text) < 80 else text[:77] + '...'}; it must be {right}.")
+
+
+def _flag(config: Mapping[str, Any], name: str, default: bool) -> bool:
+    """Return a switch from config.json; the word "false" is none."""
+    value = config.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise _wrong(name, value, "true or false")
+    return value
+
+
+def _word(config: Mapping[str, Any], name: str, default: str = "") -> str:
+    """Return a word from config.json."""
+    value = config.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, str):
+        raise _wrong(name, value, "a word")
+    return value
+
+
+def _object(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a JSON object from config.json, an empty one where the key is missing or null."""
+    value = config.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise _wrong(name, value, "a JSON object")
+    return value
+
+
+def _list(config: Mapping[str, Any], name: str, kind: type, what: str) -> list[Any] | None:
+    """Return a list of ``kind`` from config.json, None where the key is missing or null."""
+    value = config.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, list) or any(isinstance(item, bool) or not isinstance(item, kind) for item in value):
+        raise _wrong(name, value, f"a list of {what}")
     return value
 
 
@@ -141,77 +224,77 @@ def _real(config: Mapping[str, Any], name: str, default: float, low: float, high
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise PlanError(f"config.json has {name} = {value!r}; it must be a number, {low:g} to {high:g}.")
+        raise _wrong(name, value, f"a number, {low:g} to {high:g}")
     return float(value)
+
+
+def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return how positions are scaled; where it differs by kind of layer, what holds for full attention."""
+    rope = _object(config, "rope_scaling") or _object(config, "rope_parameters")
+    return _object(rope, "full_attention") or rope
 
 
 def _context_limit(config: Mapping[str, Any], positions: int) -> int:
     """Return the longest context with rope scaling counted, as vLLM derives it (config/model.py)."""
-    rope = config.get("rope_scaling") or config.get("rope_parameters")
-    if not isinstance(rope, Mapping):
-        return positions
-    kind = str(rope.get("rope_type") or rope.get("type") or "default")
+    rope = _rope(config)
+    kind = _word(rope, "rope_type") or _word(rope, "type") or "default"
     factor = _real(rope, "factor", 1.0, 1.0, 1e4)
     if kind in ("default", "su", "longrope", "llama3", "mrope"):
         return positions
-    original = _whole(rope, "original_max_position_embeddings", positions)
+    original = _whole(rope, "original_max_position_embeddings", positions, low=1)
     return max(positions, int((original if kind == "yarn" else positions) * factor))
 
 
-def _first(config: Mapping[str, Any], *names: str) -> Any:
-    """Return the first value that is there among ``names``, else None."""
-    for name in names:
-        if config.get(name) is not None:
-            return config[name]
-    return None
+def _block(raw: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the size of fp8's scale blocks, None for one scale per tensor."""
+    value = _list(raw, "weight_block_size", int, "whole numbers")
+    if value is None:
+        return None
+    if len(value) != 2 or min(value) < 1:
+        raise _wrong("quantization_config.weight_block_size", value, "two whole numbers, 1 or more")
+    return int(value[0]), int(value[1])
 
 
-def _ints(value: Any) -> tuple[int, int] | None:
-    """Return a pair of whole numbers, None for anything else."""
-    if isinstance(value, list) and len(value) == 2 and all(isinstance(item, int) for item in value):
-        return int(value[0]), int(value[1])
-    return None
+def _group(raw: Mapping[str, Any], default: int) -> int:
+    """Return how many weights share a scale; 0 (-1 in the file): a whole row."""
+    return max(0, _whole(raw, "group_size", default, low=-1))
 
 
 def _grouped(method: str, raw: Mapping[str, Any], skip: tuple[str, ...]) -> Quantization:
     """Return an AWQ or GPTQ scheme: packed integers with a scale (and maybe a zero point) per group."""
-    bits = raw.get("bits", raw.get("w_bit", 4))
+    bits = _whole(raw, "bits" if raw.get("bits") is not None else "w_bit", 4)
     if bits not in (2, 3, 4, 8):
         raise PlanError(f"config.json has quantization_config.bits = {bits!r}; {method} knows 2, 3, 4 and 8.")
-    group = raw.get("group_size", 128)
-    zero = bool(raw.get("zero_point", method.startswith("awq") or not raw.get("sym", True)))
-    return Quantization(method, int(bits), group if isinstance(group, int) and group > 0 else 0, zero, skip=skip)
+    zero = _flag(raw, "zero_point", method.startswith("awq") or not _flag(raw, "sym", True))
+    return Quantization(method, bits, _group(raw, 128), zero, skip=skip)
 
 
 def _compressed_tensors(method: str, raw: Mapping[str, Any], skip: tuple[str, ...]) -> Quantization:
     """Return a compressed-tensors scheme from the weights of its first group."""
-    groups = raw.get("config_groups")
-    first: Any = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
-    weights = first.get("weights") if isinstance(first, Mapping) else None
-    weights = weights if isinstance(weights, Mapping) else {}
-    bits, group = weights.get("num_bits", 8), weights.get("group_size")
+    groups = _object(raw, "config_groups")
+    first = next(iter(sorted(groups)), "")
+    weights = _object(_object(groups, first), "weights")
+    bits = _whole(weights, "num_bits", 8)
     if bits not in (4, 8):
         raise PlanError(f"config.json has compressed-tensors weights of {bits!r} bits; the planner counts 4 and 8.")
-    return Quantization(method, int(bits), group if isinstance(group, int) and group > 0 else 0, skip=skip)
+    return Quantization(method, bits, _group(weights, 0), skip=skip)
 
 
 def parse_quantization(config: Mapping[str, Any]) -> Quantization | None:
     """Return how the weights are quantized, None for plain weights. Raises PlanError for a method it cannot count."""
-    raw = config.get("quantization_config") or config.get("compression_config")
+    raw = _object(config, "quantization_config") or _object(config, "compression_config")
     if not raw:
         return None
-    if not isinstance(raw, Mapping):
-        raise PlanError(f"config.json has quantization_config = {raw!r}; it must be a JSON object.")
-    method = str(raw.get("quant_method", "")).lower()
-    listed = raw.get("modules_to_not_convert") or raw.get("ignore") or raw.get("ignored_layers") or []
-    skip = tuple(str(name) for name in listed) if isinstance(listed, list) else ()
-    four = "FP4" in str(raw.get("quant_algo", "")).upper()
+    method = _word(raw, "quant_method").lower()
+    listed = next((key for key in ("modules_to_not_convert", "ignore", "ignored_layers") if raw.get(key)), "ignore")
+    skip = tuple(_list(raw, listed, str, "words") or ())
+    four = "FP4" in _word(raw, "quant_algo").upper()
     plain = {
-        "fp8": Quantization("fp8", 8, block=_ints(raw.get("weight_block_size")), skip=skip),
+        "fp8": Quantization("fp8", 8, block=_block(raw), skip=skip),
         "modelopt": Quantization(method, 4 if four else 8, 16 if four else 0, skip=skip),
         "modelopt_fp4": Quantization(method, 4, 16, skip=skip),
         "mxfp4": Quantization(method, 4, 32, skip=(*skip, "qkv_proj", "o_proj")),
-        "bitsandbytes": Quantization(method, 4 if raw.get("load_in_4bit") else 8, 64, skip=skip),
+        "bitsandbytes": Quantization(method, 4 if _flag(raw, "load_in_4bit", False) else 8, 64, skip=skip),
     }
     if method in plain:
         return plain[method]
@@ -231,7 +314,6 @@ LAYER_NAMES = {
     "sliding_attention": "sliding",
     "chunked_attention": "sliding",
     "linear_attention": "linear",
-    "mamba": "linear",
     "compressed_sparse_attention": "compressed:4",
     "heavily_compressed_attention": "compressed:128",
 }
@@ -241,12 +323,12 @@ def _listed_kinds(listed: list[Any], layers: int) -> tuple[str, ...]:
     """Return the kinds that config.json lists layer by layer; empty when all are full."""
     if len(listed) < layers:
         raise PlanError(f"config.json has {len(listed)} layer_types for {layers} layers; it must name each layer.")
-    unknown = sorted({str(name) for name in listed if str(name) not in LAYER_NAMES})
+    unknown = sorted({name for name in listed if name not in LAYER_NAMES})
     if unknown:
         raise PlanError(
             f"config.json has layer_types {', '.join(unknown)}; the planner knows {', '.join(sorted(LAYER_NAMES))}."
         )
-    found = tuple(LAYER_NAMES[str(name)] for name in listed[:layers])
+    found = tuple(LAYER_NAMES[name] for name in listed[:layers])
     return found if set(found) != {"full"} else ()
 
 
@@ -267,135 +349,198 @@ def _compressed_kinds(rates: list[Any], layers: int) -> tuple[str, ...]:
     return tuple(f"compressed:{rate}" if rate else "sliding" for rate in rates[:layers])
 
 
+def _every(config: Mapping[str, Any], layers: int) -> tuple[str, ...]:
+    """Return the kinds that sliding_window_pattern tells: a number N (each Nth layer is full) or letters such as LLLG."""
+    pattern = config.get("sliding_window_pattern")
+    if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
+        return tuple("full" if pattern[index % len(pattern)] == "G" else "sliding" for index in range(layers))
+    if isinstance(pattern, str):
+        raise _wrong("sliding_window_pattern", pattern, "a whole number, or letters L and G")
+    every = _whole(config, "sliding_window_pattern", 0)
+    return _patterned(layers, every, "sliding") if every > 1 else ()
+
+
 def _layer_kinds(config: Mapping[str, Any], layers: int, window: int, kind: str) -> tuple[str, ...]:
     """Return the attention of each layer: full, sliding, linear, compressed:N; empty when all are full."""
-    rates = _first(config, "compress_rates", "compress_ratios")
-    listed = config.get("layer_types")
-    pattern = config.get("sliding_window_pattern")
-    interval = config.get("full_attention_interval")
+    rates = _list(config, "compress_rates", int, "whole numbers") or _list(
+        config, "compress_ratios", int, "whole numbers"
+    )
+    listed = _list(config, "layer_types", str, "words")
+    pattern = _every(config, layers) if window else ()
+    interval = _whole(config, "full_attention_interval", 0)
     kinds: tuple[str, ...] = ()
-    if kind.startswith("deepseek_v4") and isinstance(rates, list):
+    if kind.startswith("deepseek_v4") and rates is not None:
         kinds = _compressed_kinds(rates, layers)
-    elif isinstance(listed, list):
+    elif listed is not None:
         kinds = _listed_kinds(listed, layers)
     elif kind.startswith("deepseek_v4"):
         # transformers' default pattern: after three heavily compressed layers every second one is sparse.
         sparse = (layers - 3) // 2
         kinds = ("compressed:128",) * (layers - sparse) + ("compressed:4",) * sparse
-    elif window and isinstance(pattern, int) and pattern > 1:
-        kinds = _patterned(layers, pattern, "sliding")
+    elif pattern:
+        kinds = pattern
     elif window and kind == "gemma2":
         kinds = _patterned(layers, 2, "sliding", first="sliding")
     elif window and kind.startswith("gemma3"):
         kinds = _patterned(layers, 6, "sliding")
     elif window:
         kinds = ("sliding",) * layers
-    elif isinstance(interval, int) and interval > 1 and config.get("linear_num_value_heads"):
+    elif interval > 1 and config.get("linear_num_value_heads"):
         kinds = _patterned(layers, interval, "linear")
+    if "linear" in kinds and not config.get("linear_num_value_heads"):
+        raise PlanError(
+            "config.json has linear_attention layers and no linear_num_value_heads; the planner counts the state of gated "
+            "delta nets alone."
+        )
+    if "sliding" in kinds and not window and not kind.startswith("deepseek_v4"):
+        raise PlanError("config.json has sliding_attention layers and no sliding_window; the planner needs its size.")
     return kinds
 
 
 def _linear_state(config: Mapping[str, Any], width: int) -> LinearState | None:
     """Return the state of a gated-delta-net layer (Qwen3-Next keys), None where there is none."""
-    if not config.get("linear_num_value_heads"):
+    heads = _whole(config, "linear_num_value_heads", 0)
+    if not heads:
         return None
-    keys = _whole(config, "linear_num_key_heads") * _whole(config, "linear_key_head_dim")
-    values = _whole(config, "linear_num_value_heads") * _whole(config, "linear_value_head_dim")
-    recurrent = _whole(config, "linear_num_value_heads") * _whole(config, "linear_key_head_dim")
-    state = recurrent * _whole(config, "linear_value_head_dim") * 4
-    convolution = (2 * keys + values) * (_whole(config, "linear_conv_kernel_dim", 4) - 1) * width
+    key_size = _whole(config, "linear_key_head_dim", low=1)
+    value_size = _whole(config, "linear_value_head_dim", low=1)
+    keys = _whole(config, "linear_num_key_heads", low=1) * key_size
+    values = heads * value_size
+    kernel = _whole(config, "linear_conv_kernel_dim", 4, low=1)
+    state = heads * key_size * value_size * 4
+    convolution = (2 * keys + values) * (kernel - 1) * width
     return LinearState(
-        bytes_per_sequence=state + convolution,
-        key_dim=keys,
-        value_dim=values,
-        value_heads=_whole(config, "linear_num_value_heads"),
-        kernel=_whole(config, "linear_conv_kernel_dim", 4),
+        bytes_per_sequence=state + convolution, key_dim=keys, value_dim=values, value_heads=heads, kernel=kernel
     )
+
+
+def _dense_layers(config: Mapping[str, Any], layers: int) -> int:
+    """Return how many layers of a mixture of experts have a plain MLP instead."""
+    step = _whole(config, "decoder_sparse_step", 1, low=1)
+    dense = set(range(min(_whole(config, "first_k_dense_replace", 0), layers)))
+    dense |= {index for index in range(layers) if (index + 1) % step}
+    dense |= set(_list(config, "mlp_only_layers", int, "whole numbers") or ())
+    if isinstance(config.get("moe_layer_freq"), list):
+        each = _list(config, "moe_layer_freq", int, "whole numbers") or []
+        dense |= {index for index, mixed in enumerate(each) if not mixed}
+    else:
+        every = _whole(config, "moe_layer_freq", 1, low=1)
+        dense |= {index for index in range(layers) if index % every}
+    return len(dense & set(range(layers)))
 
 
 def _experts(config: Mapping[str, Any], layers: int) -> Experts | None:
     """Return the mixture-of-experts part, None for a dense model."""
-    count = _first(config, "n_routed_experts", "num_local_experts", "num_experts")
+    names = [name for name in ("n_routed_experts", "num_local_experts", "num_experts") if config.get(name) is not None]
+    count = _whole(config, names[0]) if names else 0
     if not count:
         return None
-    names = {"count": ("n_routed_experts", "num_local_experts", "num_experts")}
-    for name in names["count"]:
-        if config.get(name) is not None:
-            count = _whole(config, name, low=1)
-            break
-    per_token = _whole(config, "num_experts_per_tok", _first(config, "experts_per_token") or 2)
-    size = _whole(config, "moe_intermediate_size", _whole(config, "intermediate_size", 0))
+    per_token = "num_experts_per_tok" if config.get("num_experts_per_tok") is not None else "experts_per_token"
+    if config.get(per_token) is None:
+        per_token = "num_experts_per_tok"
+    chosen = _whole(config, per_token, low=1)
+    if chosen > count:
+        raise PlanError(f"config.json has {per_token} = {chosen} of {names[0]} = {count}; it must be {count} at most.")
+    own = config.get("moe_intermediate_size") is not None
+    size = _whole(config, "moe_intermediate_size" if own else "intermediate_size", low=1)
     shared = _whole(config, "shared_expert_intermediate_size", 0)
     shared = shared or (_whole(config, "n_shared_experts", 0)) * size
-    step = _whole(config, "decoder_sparse_step", 1) or 1
-    only = config.get("mlp_only_layers")
-    dense = set(range(min(_whole(config, "first_k_dense_replace", 0), layers)))
-    dense |= {index for index in range(layers) if (index + 1) % step}
-    dense |= {index for index in only if isinstance(index, int)} if isinstance(only, list) else set()
     return Experts(
         count=count,
-        per_token=per_token,
+        per_token=chosen,
         intermediate=size,
         shared_intermediate=shared,
-        dense_layers=len(dense & set(range(layers))),
+        dense_layers=_dense_layers(config, layers),
         shared_gate=bool(config.get("shared_expert_intermediate_size")),
-        router_bias=config.get("topk_method") == "noaux_tc",
+        router_bias=_word(config, "topk_method") == "noaux_tc",
     )
+
+
+def _text_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+    """Return the part of config.json that describes the language model (two levels down at most), and notes about the rest."""
+    senses = False
+    for _level in range(2):
+        inner = next((name for name in INNER if config.get(name) is not None), "")
+        if not inner:
+            break
+        outer, part = config, _object(config, inner)
+        senses = senses or bool(outer.get("vision_config") or outer.get("audio_config"))
+        config = {**part, "architectures": outer.get("architectures") or part.get("architectures")}
+        for name in INHERITED:
+            if config.get(name) is None and outer.get(name) is not None:
+                config[name] = outer[name]
+    return config, ["the vision part is not counted: give the safetensors index"] if senses else []
+
+
+def _refuse_uncounted(config: Mapping[str, Any], kind: str) -> None:
+    """Raise PlanError for a model that would be counted as something else than it is."""
+    if _flag(config, "is_encoder_decoder", False):
+        raise PlanError("config.json has is_encoder_decoder = true; the planner counts decoders alone.")
+    for name, what in UNCOUNTED.items():
+        if config.get(name):
+            raise PlanError(f"config.json has {name}: a model with {what}, which the planner does not count.")
+    for wanted in REQUIRED.get(kind, ()):
+        names = wanted.split("|")
+        if all(not config.get(name) for name in names):
+            raise PlanError(f"config.json of model_type {kind} has no {names[0]}; the planner needs it.")
+
+
+def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
+    """Return the number of key heads, under the name that this kind of model has for it; all heads where none is said."""
+    name = next((name for name in KV_HEADS if config.get(name) is not None), "")
+    if _flag(config, "multi_query", False) and not _flag(config, "new_decoder_architecture", False):
+        return 1 if name in ("", "num_kv_heads") else _whole(config, name, low=1)
+    return _whole(config, name, low=1) if name else heads
 
 
 def parse_config(config: Any) -> ModelShape:
     """Return the shape that config.json describes. Raises PlanError naming the key that is missing or wrong."""
     if not isinstance(config, Mapping):
         raise PlanError(f"config.json holds {type(config).__name__}; it must be a JSON object.")
-    text = config.get("text_config")
-    notes: list[str] = []
-    if isinstance(text, Mapping):
-        outer = config
-        config = {**text, "architectures": outer.get("architectures") or text.get("architectures")}
-        for name in ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings"):
-            if config.get(name) is None and outer.get(name) is not None:
-                config[name] = outer[name]
-        if outer.get("vision_config"):
-            notes.append("the vision part is not counted: give the safetensors index")
-    architectures = config.get("architectures")
-    named = architectures if isinstance(architectures, list) and architectures else []
-    kind = str(config.get("model_type") or "").lower()
-    architecture = str(named[0]) if named else kind
+    config, notes = _text_part(config)
+    named = _list(config, "architectures", str, "words") or []
+    kind = _word(config, "model_type").lower()
+    architecture = named[0] if named else kind
     if not architecture:
         raise PlanError("config.json names neither architectures nor model_type; the planner needs one of them.")
     kind = kind or architecture.lower().replace("forcausallm", "")
+    _refuse_uncounted(config, kind)
     hidden = _whole(config, "hidden_size", low=1)
     heads = _whole(config, "num_attention_heads", low=1)
     layers = _whole(config, "num_hidden_layers", low=1)
-    dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").replace("torch.", "")
+    dtype = (_word(config, "dtype") or _word(config, "torch_dtype") or "bfloat16").replace("torch.", "")
     if dtype not in DTYPE_BYTES:
         raise PlanError(f"config.json has torch_dtype {dtype!r}; known are {', '.join(sorted(DTYPE_BYTES))}.")
     # vLLM runs float32 checkpoints of the 'auto' dtype in bfloat16 on GPUs that have it.
     width = 2 if dtype in ("float32", "float") else DTYPE_BYTES[dtype]
+    if config.get("head_dim") is None and hidden % heads and not config.get("kv_lora_rank"):
+        raise PlanError(
+            f"config.json has hidden_size {hidden} and num_attention_heads {heads}; without a head_dim the second must "
+            "divide the first."
+        )
     head_dim = _whole(config, "head_dim", max(1, hidden // heads), low=1)
-    kv_heads = _whole(config, "num_key_value_heads", heads, low=1)
+    kv_heads = _kv_heads(config, heads)
     if heads % kv_heads:
         raise PlanError(
             f"config.json has num_attention_heads {heads} and num_key_value_heads {kv_heads}; "
             "the second must divide the first."
         )
-    window = config.get("sliding_window")
-    window = window if isinstance(window, int) and not isinstance(window, bool) and window > 0 else 0
-    if kind.startswith(("qwen2", "qwen3")) and not config.get("use_sliding_window", False):
+    window = _whole(config, "sliding_window", 0)
+    if kind.startswith(("qwen2", "qwen3")) and not _flag(config, "use_sliding_window", False):
         window = 0
     latent = None
     rotary = int(head_dim * _real(config, "partial_rotary_factor", 1.0, 0.0, 1.0))
-    if config.get("kv_lora_rank"):
+    if _whole(config, "kv_lora_rank", 0):
         latent = Latent(
             kv_rank=_whole(config, "kv_lora_rank", low=1),
             q_rank=_whole(config, "q_lora_rank", 0),
-            nope_dim=_whole(config, "qk_nope_head_dim"),
-            rope_dim=_whole(config, "qk_rope_head_dim"),
-            v_dim=_whole(config, "v_head_dim"),
+            nope_dim=_whole(config, "qk_nope_head_dim", low=1),
+            rope_dim=_whole(config, "qk_rope_head_dim", low=1),
+            v_dim=_whole(config, "v_head_dim", low=1),
         )
         rotary = latent.rope_dim
     indexer = None
-    if config.get("index_head_dim") and latent is not None:
+    if _whole(config, "index_head_dim", 0) and latent is not None:
         indexer = Indexer(
             heads=_whole(config, "index_n_heads", 64),
             head_dim=_whole(config, "index_head_dim", low=1),
@@ -403,7 +548,7 @@ def parse_config(config: Any) -> ModelShape:
         )
     experts = _experts(config, layers)
     qwen2 = kind.startswith("qwen2")
-    bias = bool(config.get("attention_bias", False))
+    bias = _flag(config, "attention_bias", False)
     base = kind.replace("_moe", "").replace("_text", "")
     known = base in KNOWN_DENSE or kind in ("mixtral", "qwen3_next") or kind.startswith("deepseek")
     if not known:
@@ -411,7 +556,10 @@ def parse_config(config: Any) -> ModelShape:
             f"model_type {kind!r} is not one whose weights were counted tensor by tensor: it is taken as a decoder of "
             "the common form; the safetensors index makes it exact"
         )
-    rope = config.get("rope_scaling")
+    positions = next((name for name in POSITIONS if config.get(name) is not None), POSITIONS[0])
+    longest = _whole(config, positions, 0, low=1)
+    dense = layers if experts is None else experts.dense_layers
+    intermediate = _whole(config, "intermediate_size", None if dense else 0, low=1)
     return ModelShape(
         architecture=architecture,
         model_type=kind,
@@ -420,21 +568,21 @@ def parse_config(config: Any) -> ModelShape:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate=_whole(config, "intermediate_size", 0),
+        intermediate=intermediate,
         vocab=_whole(config, "vocab_size", low=1),
-        max_position=_whole(config, "max_position_embeddings", 0),
+        max_position=longest,
         dtype=dtype,
         dtype_bytes=width,
-        tied=bool(config.get("tie_word_embeddings", base.startswith("gemma"))),
+        tied=_flag(config, "tie_word_embeddings", base.startswith("gemma")),
         qkv_bias=qwen2 or bias,
         o_bias=bias and not qwen2,
-        mlp_bias=bool(config.get("mlp_bias", False)),
+        mlp_bias=_flag(config, "mlp_bias", False),
         qk_norm=kind.startswith(("qwen3", "gemma3", "olmo2")),
-        output_gate=bool(config.get("attn_output_gate", kind == "qwen3_next")),
+        output_gate=_flag(config, "attn_output_gate", kind == "qwen3_next"),
         norms_per_layer=4 if kind.startswith(("gemma2", "gemma3")) else 2,
         rotary_dim=rotary,
-        rope_scaling=isinstance(rope, Mapping) and bool(rope),
-        context_limit=_context_limit(config, _whole(config, "max_position_embeddings", 0)),
+        rope_scaling=bool(_object(config, "rope_scaling")),
+        context_limit=_context_limit(config, longest),
         sliding_window=window,
         layer_kinds=_layer_kinds(config, layers, window, kind),
         experts=experts,

@@ -7,10 +7,12 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ansible_collections.metal.serve.plugins.module_utils.engines import registry
 from ansible_collections.metal.serve.plugins.module_utils.planner import (
     batching,
     calibration,
@@ -27,6 +29,10 @@ from ansible_collections.metal.serve.plugins.module_utils.planner.engine_plan im
 from ansible_collections.metal.serve.plugins.module_utils.planner.errors import DoesNotFitError, PlanError
 from ansible_collections.metal.serve.plugins.module_utils.planner.model import ModelShape, parse_config
 from ansible_collections.metal.serve.plugins.module_utils.planner.pools import ENGINES
+
+VERSION = re.compile(r"\A[0-9]{1,4}\.[0-9]{1,4}(\.[0-9]{1,4})?((a|b|rc|\.post|\.dev)[0-9]{1,4})?(\+[a-z0-9.]{1,20})?\Z")
+FIRST_CONTAINER = 18
+"""Triton's images are called after year and month since 18.xx; no vLLM has such a version."""
 
 PARALLEL = ("tensor_parallel", "pipeline_parallel", "data_parallel")
 NUMBERS = {
@@ -85,9 +91,14 @@ def parse_engine(text: str) -> tuple[str, str]:
     kind = kind.strip().replace("-", "_")
     if kind not in ENGINES:
         raise PlanError(f"--engine is {text!r}; write kind==version with kind one of {', '.join(ENGINES)}.")
-    if not separator or not version[:1].isdigit() or "." not in version:
+    version = version.strip()
+    if not separator or not VERSION.match(version):
         raise PlanError(f"--engine is {text!r}; add the version that will run it, such as {kind}==0.26.0.")
-    return kind, version.strip()
+    if kind == "triton_vllm" and int(version.partition(".")[0]) >= FIRST_CONTAINER:
+        raise PlanError(
+            f"--engine is {text!r}, a version of Triton's image; name the vLLM in it, such as {kind}==0.24.0."
+        )
+    return kind, version
 
 
 def parse_set(text: str) -> tuple[str, Any]:
@@ -121,6 +132,16 @@ def parse_set(text: str) -> tuple[str, Any]:
         value = raw
     what = f"a {'whole ' if whole else ''}number, {low} or more"
     return name, number(value, f"--set {name}", low, what, whole=whole)
+
+
+def _judge(request: Request) -> None:
+    """Raise PlanError for a fixed value that an engine of this version cannot have, with what to do instead."""
+    for name, value in request.fixed.items():
+        if name in PARALLEL:
+            continue
+        found = registry.lacks(request.engine, request.version, name, value)
+        if found:
+            raise PlanError(f"--set {name} {found[0]}; {found[1].rstrip('.?')}.")
 
 
 def _defaults(request: Request, shape: ModelShape, gpu: str, total_mib: int, replicas: int) -> batching.Batching:
@@ -212,7 +233,15 @@ def choose_parallel(
             else f"the smallest at which one request of {plan.settings['max_model_len']} tokens fits"
         )
         return plan, tensor, pipeline, f"{why}; see {DOC}#placement"
-    raise last or DoesNotFitError(f"pipeline_parallel x data_parallel takes {others} GPUs; there are {count}.")
+    if last is None and others <= count:
+        raise DoesNotFitError(
+            f"config.json has num_attention_heads {shape.heads}; no tensor_parallel of {count // others} GPUs or fewer divides "
+            "them."
+        )
+    raise last or DoesNotFitError(
+        f"pipeline_parallel {pipeline} x data_parallel {others // pipeline} takes {others} GPUs; there are {count}.",
+        [f"lower them to {count} together", f"plan for {others} GPUs"],
+    )
 
 
 def active_parameters(shape: ModelShape) -> float:
@@ -228,7 +257,7 @@ def active_parameters(shape: ModelShape) -> float:
 
 def _split(request: Request, shape: ModelShape, gpu: str, replicas: int, tensor: int) -> dict[str, Any] | None:
     """Return the proposal for separate pools, None where no histogram was given."""
-    if not request.workload.get("lengths"):
+    if request.workload.get("lengths") is None:
         return None
     buckets = split.parse_lengths(request.workload["lengths"])
     qps = request.workload.get("qps")
@@ -245,6 +274,7 @@ def plan(request: Request) -> dict[str, Any]:
     """Return the whole plan as JSON values. Raises PlanError for wrong input, DoesNotFitError for what cannot fit."""
     gpu, total_mib, count = memory.parse_gpu(request.gpu)
     shape = parse_config(request.config)
+    _judge(request)
     engine, tensor, pipeline, why = choose_parallel(request, shape, gpu, total_mib, count)
     data = int(request.fixed.get("data_parallel", 1))
     per_replica = tensor * pipeline * data

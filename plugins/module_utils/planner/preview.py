@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from ansible_collections.metal.serve.plugins.module_utils.hardware.collect impor
 from ansible_collections.metal.serve.plugins.module_utils.hardware.snapshot import SnapshotError
 from ansible_collections.metal.serve.plugins.module_utils.planner import render
 from ansible_collections.metal.serve.plugins.module_utils.planner.batching import mapping
+from ansible_collections.metal.serve.plugins.module_utils.planner.documents import read_json
 from ansible_collections.metal.serve.plugins.module_utils.planner.errors import PlanError
 from ansible_collections.metal.serve.plugins.module_utils.planner.hostfacts import Node, parse_node
 from ansible_collections.metal.serve.plugins.module_utils.planner.presets import DEEPSEEK_V2_LITE, SMOLLM2_135M
@@ -36,12 +36,9 @@ class Preview:
 def _read(path: str) -> Any:
     """Return a JSON file, None where it is not there. Raises PlanError when it is no JSON."""
     try:
-        with open(path, encoding="utf-8") as stream:
-            return json.load(stream)
+        return read_json(path, path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
-        raise PlanError(f"{path} cannot be read as JSON ({str(error)[:120]}).") from None
 
 
 def _snapshot(path: str) -> dict[str, Any]:

@@ -4,16 +4,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.lab.lab import ENGINES, GATEWAY, ROOT, environment, on, playbook
+from tests.lab.lab import ENGINES, GATEWAY, audit, on, playbook
 
 pytestmark = pytest.mark.lab
 
@@ -131,28 +128,6 @@ BREAKS = (
         **change(RULES, "s/> 0\\.01\\b/> 0.5/", RULES_READ),
     ),
 )
-
-
-def audit(*arguments: str) -> tuple[int, set[tuple[str, str]], dict[str, str]]:
-    """Audit the lab; return the exit code, (host, check) of all that is not fine, and why hosts were not judged."""
-    done = subprocess.run(
-        [sys.executable, "scripts/audit", "-i", "inventory/lab", "--json", *arguments],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert done.stdout, done.stderr
-    report = json.loads(done.stdout)
-    found = {
-        (host["host"], item["id"])
-        for host in report["hosts"]
-        for item in host["verdicts"]
-        if item["verdict"] not in ("pass", "not_applicable")
-    }
-    return done.returncode, found, {host["host"]: host["error"] for host in report["hosts"] if host["error"]}
 
 
 def started() -> dict[str, str]:

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans of many loads and cards pass the semantic check of a real engine, inside its image.
 
-    METALSERVE_ENGINE_IMAGE=metalserve-lab/vllm-cpu:TAG METALSERVE_ENGINE_MODEL=.cache/lab/models/SmolLM2-135M-Instruct \\
-        pytest tests/lab/engines
+The image is the lab's own, or METALSERVE_ENGINE_IMAGE with the vLLM of METALSERVE_ENGINE_VERSION. See ``scripts/test triton``.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from tests.unit.engines.plans import context, pool_plan, replica_plan
 pytestmark = pytest.mark.lab
 
 IMAGE = os.environ.get("METALSERVE_ENGINE_IMAGE", "")
+LAB_IMAGES = "metalserve-lab/vllm-cpu"
 MODEL = Path(os.environ.get("METALSERVE_ENGINE_MODEL", ROOT / ".cache" / "lab" / "models" / "SmolLM2-135M-Instruct"))
 VERSION = os.environ.get("METALSERVE_ENGINE_VERSION", "0.32.0")
 CARDS = ("NVIDIA H200:143771:1", "NVIDIA A100-SXM4-80GB:81920:2", "NVIDIA L40S:46068:1")
@@ -51,14 +51,21 @@ def write(folder: Path) -> list[str]:
     return names
 
 
-@pytest.mark.skipif(not IMAGE, reason="METALSERVE_ENGINE_IMAGE does not name an image")
+def image() -> str:
+    """Return the image to ask: the one that is named, else the newest that a lab built."""
+    command = ["docker", "image", "ls", "--format", "{{.Repository}}:{{.Tag}}", LAB_IMAGES]
+    found = IMAGE or subprocess.run(command, capture_output=True, text=True, check=True).stdout.partition("\n")[0]
+    assert found, f"no image {LAB_IMAGES}: build the lab, or name one with METALSERVE_ENGINE_IMAGE"
+    return found
+
+
 def test_every_plan_passes_the_engine_s_own_check(tmp_path: Path) -> None:
     names = write(tmp_path)
     done = subprocess.run(
         [
             *("docker", "run", "--rm", "--network", "none", "--env", "HOME=/tmp", "--entrypoint", "python3"),
             *("--volume", f"{image_lint.__file__}:/lint.py:ro", "--volume", f"{tmp_path}:/c:ro"),
-            *("--volume", f"{MODEL.resolve()}:/model:ro", IMAGE, "/lint.py", "vllm", "/model"),
+            *("--volume", f"{MODEL.resolve()}:/model:ro", image(), "/lint.py", "vllm", "/model"),
             *(f"/c/{name}" for name in names),
         ],
         capture_output=True,

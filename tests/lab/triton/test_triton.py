@@ -1,18 +1,13 @@
 # Copyright: the Metalserve authors
 # SPDX-License-Identifier: Apache-2.0
-"""Triton in the lab: both pools answer through the gateway, and a new version of the model replaces the old one under load.
-
-export METALSERVE_CHECKOUT=$PWD
-ansible-playbook playbooks/lab.yml -i tests/lab/triton/inventory
-ansible-playbook site.yml -i tests/lab/triton/inventory
-pytest tests/lab/triton
+"""A lab with one pool behind Triton and one plain vLLM: both answer, a second site.yml changes nothing, the audit is green, and a
+new version of the model replaces the old one under load. ``scripts/test triton`` builds it, runs this and takes it down.
 """
 
 from __future__ import annotations
 
 import json
 import ssl
-import subprocess
 import threading
 import time
 import urllib.error
@@ -30,13 +25,15 @@ INVENTORY = "tests/lab/triton/inventory"
 LAB = lab.ROOT / ".lab" / "triton"
 NAME, PREFIX = "metalserve-triton", "172.30.81"
 MODEL = "smollm2-135m"
+LONGEST_LOAD_S = 600
+"""A load took 185 s on two cores under other work."""
+
 CURRENT = "/var/lib/metalserve/engines/short-0/current/model_repository/" + MODEL
 
 
-def on(node: str, text: str) -> str:
-    """Return what a shell command on a node prints."""
-    command = ["docker", "exec", f"{NAME}-{node}", "sh", "-ec", text]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def on(node: str, command: str) -> str:
+    """Return what a command prints on a node of this lab."""
+    return lab.on(node, f"set -e; {command}", lab=NAME, timeout_s=LONGEST_LOAD_S)
 
 
 def ask(path: str, body: dict[str, Any], timeout_s: float = 120) -> dict[str, Any]:
@@ -67,7 +64,8 @@ def container(pool: str) -> str:
 
 def engine(path: str, method: str = "GET") -> str:
     """Return what Triton's frontend answers on the node itself; nobody else but gateways and monitors may ask it."""
-    call = f"u.urlopen(u.Request('http://{PREFIX}.11:8100{path}', method='{method}'), timeout=900).read().decode()"
+    address = f"http://{PREFIX}.11:8100{path}"
+    call = f"u.urlopen(u.Request('{address}', method='{method}'), timeout={LONGEST_LOAD_S}).read().decode()"
     return on("engine1", f'python3 -c "import urllib.request as u; print({call})"')
 
 
@@ -89,6 +87,18 @@ def test_a_chat_through_triton() -> None:
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     answer = ask("/v1/chat/completions", {"model": MODEL, "messages": messages, "max_tokens": 16, "temperature": 0})
     assert "Paris" in answer["choices"][0]["message"]["content"]
+
+
+def test_a_second_run_changes_nothing_and_restarts_nothing() -> None:
+    before = [container(pool) for pool in ("short", "long")]
+    run = lab.playbook("site.yml", inventory=INVENTORY)
+    assert run.code == 0, run.end
+    assert {host: count for host, count in run.changed.items() if count} == {}
+    assert [container(pool) for pool in ("short", "long")] == before
+
+
+def test_the_audit_is_green() -> None:
+    assert lab.audit(inventory=INVENTORY) == (0, set(), {})
 
 
 def test_a_new_version_is_loaded_and_the_old_one_unloaded_while_requests_flow() -> None:
