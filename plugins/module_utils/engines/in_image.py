@@ -97,11 +97,23 @@ def unknown(job: Job, why: str) -> dict[str, Any]:
     return _result(job, "unknown", skipped=[why])
 
 
+_FILE = {"problems", "checked", "skipped"}
+
+
+def _first_file(report: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a report says of the one file that was asked about; nothing where it is not of that form."""
+    files = report.get("files")
+    first = files[0] if isinstance(files, list) and files else None
+    return first if isinstance(first, dict) and "version" in report else {}
+
+
 def result(job: Job, code: int, out: str, err: str) -> dict[str, Any]:
     """Return what the image said: exit code, standard output and standard error of the run."""
     try:
         report = json.loads(out.strip().splitlines()[-1])
-    except (IndexError, ValueError):
+    except (IndexError, ValueError, RecursionError):
+        report = None
+    if not isinstance(report, dict) or not (report.get("error") or _FILE.issubset(_first_file(report))):
         last = " ".join(err.split())[-300:]
         return unknown(job, f"the image gave no report (exit code {code}): {last}")
     if report.get("error"):

@@ -89,6 +89,10 @@ def calibrations(view: View) -> None:
             )
 
 
+FIRST_CONTAINER = 18
+"""Triton's images are called after year and month since 18.xx; no vLLM has such a version."""
+
+
 def images(view: View) -> None:
     """Images are named by digest, and look like the engine that they are for."""
     setting = view.setting("metalserve_pools")
@@ -109,6 +113,14 @@ def images(view: View) -> None:
                 (pool, "engine_version"),
                 f"differs from {first[2]} of the pool {first[0]}, which has the same image",
                 "write the version that the image really holds in both",
+            )
+        major = version.partition(".")[0]
+        if engine == "triton_vllm" and major.isascii() and major.isdigit() and int(major) >= FIRST_CONTAINER:
+            view.add_at(
+                setting,
+                (pool, "engine_version"),
+                "is a version of Triton's image, not of the vLLM in it",
+                'write what python3 -c "import vllm; print(vllm.__version__)" says in the image',
             )
         other = {"vllm": "sglang", "sglang": "vllm"}.get(engine, "")
         if other and other in image.lower() and engine not in image.lower():

@@ -94,6 +94,7 @@ EXPECTED: dict[str, list[tuple[str, str, str]]] = {
         ("metalserve_tls.private_key", "", "give both, or neither"),
     ],
     "too_many_gpus.yml": [("metalserve_pools.long.replicas_per_node", "4", "at most 8")],
+    "triton_image_version.yml": [("metalserve_pools.short.engine_version", '"26.07"', "write what python3 -c")],
     "truth_in_quotes.yml": [("metalserve_audit_publish", '"false"', "write false without quotes")],
     "tuning_article_names.yml": [
         ("batch_delay", "20", "prefill_schedule_interval"),
