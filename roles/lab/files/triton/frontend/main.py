@@ -267,6 +267,11 @@ def failure(status: int, text: str) -> Response:
     return JSONResponse({"error": {"message": text, "type": "invalid_request_error", "code": status}}, status)
 
 
+async def starting(_request: Request, _error: Exception) -> Response:
+    """Say that Triton does not listen yet."""
+    return failure(503, "Triton is starting")
+
+
 async def parts(answer: Any, about: dict[str, Any], chat: bool, usage: bool) -> AsyncIterator[str]:
     """Yield a streamed answer as server-sent events of an OpenAI server."""
     kind = "chat.completion.chunk" if chat else "text_completion"
@@ -329,7 +334,8 @@ async def serve(given: argparse.Namespace) -> int:
             Route("/v1/models/{name}/{action}", server.control, methods=["POST"]),
             Route("/v1/completions", server.completions, methods=["POST"]),
             Route("/v1/chat/completions", server.chat, methods=["POST"]),
-        ]
+        ],
+        exception_handlers={aiohttp.ClientConnectorError: starting},
     )
     web = uvicorn.Server(
         uvicorn.Config(app, host=given.host, port=given.openai_port, timeout_keep_alive=5, access_log=False)
