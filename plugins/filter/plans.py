@@ -10,6 +10,7 @@ from typing import Any, Callable
 from ansible.errors import AnsibleFilterError
 
 from ansible_collections.metal.serve.plugins.module_utils.planner import render
+from ansible_collections.metal.serve.plugins.module_utils.planner.batching import mapping
 from ansible_collections.metal.serve.plugins.module_utils.planner.errors import PlanError
 from ansible_collections.metal.serve.plugins.module_utils.planner.pools import HOST_VARIABLES
 from ansible_collections.metal.serve.plugins.module_utils.planner.pools import pool_plans as _pool_plans
@@ -19,7 +20,7 @@ from ansible_collections.metal.serve.plugins.module_utils.planner.preview import
 def pool_plans(pools: Any, groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the PoolPlan of every pool as dicts, in the order of metalserve_pools (docs/architecture.md)."""
     try:
-        hosts = {host for name in pools for host in groups.get(name, [])}
+        hosts = {host for name in mapping(pools, "metalserve_pools") for host in groups.get(name, [])}
         known = {}
         for host in hosts:
             values = hostvars[host]

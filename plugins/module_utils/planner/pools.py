@@ -174,6 +174,13 @@ def pool_plan(
     engine = str(spec["engine"])
     if engine not in ENGINES:
         raise PlanError(f"{where}.engine is {engine!r}; it must be one of {', '.join(ENGINES)}.")
+    for name, what in (
+        ("engine_version", 'the version that the image holds, such as "0.26.0"'),
+        ("image", "a name"),
+        ("served_name", "a name"),
+    ):
+        if spec.get(name) is not None and not isinstance(spec[name], str):
+            raise PlanError(f"{where}.{name} is {spec[name]!r}; it must be {what}, in quotes.")
     if not hosts:
         raise PlanError(f"group {pool} has no host; a pool needs at least one node in the group of its name.")
     port = number(

@@ -10,15 +10,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ansible_collections.metal.serve.plugins.module_utils.common.files import canonical_json
+from ansible_collections.metal.serve.plugins.module_utils.engines import registry
 from ansible_collections.metal.serve.plugins.module_utils.hardware.collect import collect
 from ansible_collections.metal.serve.plugins.module_utils.hardware.snapshot import SnapshotError
 from ansible_collections.metal.serve.plugins.module_utils.planner import render
-from ansible_collections.metal.serve.plugins.module_utils.planner.batching import mapping
+from ansible_collections.metal.serve.plugins.module_utils.planner.batching import mapping, number
 from ansible_collections.metal.serve.plugins.module_utils.planner.documents import read_json
 from ansible_collections.metal.serve.plugins.module_utils.planner.errors import PlanError
 from ansible_collections.metal.serve.plugins.module_utils.planner.hostfacts import Node, parse_node
+from ansible_collections.metal.serve.plugins.module_utils.planner.pools import MOST
 from ansible_collections.metal.serve.plugins.module_utils.planner.presets import DEEPSEEK_V2_LITE, SMOLLM2_135M
-from ansible_collections.metal.serve.plugins.module_utils.planner.replica import jobs_of, replica_plans
+from ansible_collections.metal.serve.plugins.module_utils.planner.replica import Job, jobs_of, replica_plans
 from ansible_collections.metal.serve.plugins.module_utils.planner.weights import parse_index
 
 
@@ -110,13 +112,22 @@ def hardware_of(node: Node, accelerator: str) -> str:
     return ("processors" if accelerator == "cpu" else cards) + memory
 
 
+def judge_settings(job: Job) -> None:
+    """Raise PlanError for a setting that the pool's engine, in its version, does not have, with what to do instead."""
+    engine, version = str(job.plan["engine"]), str(job.plan["engine_version"])
+    for name, value in mapping(job.spec.get("settings"), f"metalserve_pools.{job.pool}.settings").items():
+        found = registry.lacks(engine, version, str(name), value)
+        if found:
+            raise PlanError(f"metalserve_pools.{job.pool}.settings.{name} {found[0]}; {found[1].rstrip('.?')}.")
+
+
 def preview(
     pools: Mapping[str, Any],
     plans: Sequence[Mapping[str, Any]],
     models: Mapping[str, Any],
     host: str,
     accelerator: str,
-    expected_gpus: int | None,
+    expected_gpus: Any,
     folder: str,
     stand_in: str = "",
 ) -> Preview:
@@ -126,7 +137,13 @@ def preview(
         return Preview(host, "no engine runs there")
     assumed: list[str] = []
     try:
-        gpus = expected_gpus or max(1, sum(job.gpus for job in jobs))
+        gpus = max(1, sum(job.gpus for job in jobs))
+        if expected_gpus is not None and accelerator != "cpu":
+            where = f"metalserve_expected_gpus of {host}"
+            gpus = number(expected_gpus, where, 1, f"a whole number, 1 to {MOST}", True, MOST)
+        models = mapping(models, "metalserve_models")
+        for job in jobs:
+            judge_settings(job)
         facts, note = facts_of(folder, host, accelerator, gpus, stand_in)
         assumed += [note] if note else []
         configs: dict[str, Any] = {}

@@ -265,7 +265,15 @@ def test_another_version_in_the_image_is_said() -> None:
     same = json.dumps({"kind": "sglang", "version": "0.5.23+cpu", "files": [file]})
     assert in_image.result(job, 0, same, "")["status"] == "ok"
     assert in_image.result(job, 1, "no JSON", "Traceback")["status"] == "unknown"
-    for odd in ("1", "null", "[]", "{}", '{"version": "1.0", "files": []}', '{"files": [{}], "version": "1"}', "[" * 5000):
+    for odd in (
+        "1",
+        "null",
+        "[]",
+        "{}",
+        '{"version": "1.0", "files": []}',
+        '{"files": [{}], "version": "1"}',
+        "[" * 5000,
+    ):
         assert in_image.result(job, 0, odd, "")["status"] == "unknown"
 
 

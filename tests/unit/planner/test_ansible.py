@@ -185,6 +185,38 @@ def test_a_preview_says_what_does_not_fit(tmp_path: Path) -> None:
     assert "Node node-a; the same on node-b: its plan does not fit" in text
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"settings": {"x": 1}}, "settings.x is not an option of vLLM 0.26.0"),
+        ({"settings": {"max_num_queued_reqs": 5}}, "use the pool's queue"),
+        ({"settings": {"scheduling_policy": "lifo"}}, "write one of fcfs, priority"),
+        ({"settings": {"quantization": "awq"}}, "no quantization_config"),
+        ({"container": "8"}, "container is '8'; it must be a mapping"),
+        ({"container": {"memory": "1G"}}, "set metalserve_pools.short.container.memory to 6G"),
+    ],
+)
+def test_a_preview_refuses_what_the_engine_lacks(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    pools = {"short": pool(**changes)}
+    assert words in preview(pools, plans(pools), MODELS, "node-a", "nvidia", 8, str(tmp_path), STAND_IN).problem
+
+
+def test_odd_inventories_are_one_sentence(tmp_path: Path) -> None:
+    for odd in (None, [], "x", 5, {}, {"short": None}, {"short": 5}):
+        with pytest.raises(AnsibleFilterError, match="metalserve_pools"):
+            filters.pool_plans(odd, GROUPS, HOSTVARS)
+    for name in ("engine_version", "image", "served_name"):
+        with pytest.raises(AnsibleFilterError, match=f"short.{name} is 5; it must be .* in quotes"):
+            filters.pool_plans({"short": pool(**{name: 5})}, GROUPS, HOSTVARS)
+    pools = {"short": pool()}
+    for gpus in ("8", 0, 1.5, True, [], 1000):
+        shown = preview(pools, plans(pools), MODELS, "node-a", "nvidia", gpus, str(tmp_path), STAND_IN)
+        assert "metalserve_expected_gpus of node-a is" in shown.problem
+    for models in (None, [], "x", {"m": []}, {"m": {"source": 5}}):
+        shown = preview(pools, plans(pools), models, "node-a", "nvidia", 8, str(tmp_path), STAND_IN)  # type: ignore[arg-type]
+        assert "metalserve_models" in shown.problem or models is None
+
+
 def test_a_preview_reads_a_snapshot(tmp_path: Path) -> None:
     (tmp_path / "node-a").mkdir()
     pools = {"short": pool()}
