@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -64,15 +66,18 @@ def paced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_a_pool_has_its_planned_rate_where_that_is_wanted(paced: Gateway) -> None:
-    def codes(pool: str) -> list[int]:
-        return [paced.ask(body={"prompt": "x"}, X_Metalserve_Pool=pool)[0].status for _ in range(12)]
+    def answers(pool: str) -> list[tuple[Any, Any]]:
+        return [paced.ask(body={"prompt": "x"}, X_Metalserve_Pool=pool) for _ in range(12)]
 
-    short = codes("short")
+    began = time.monotonic()
+    short = answers("short")
+    more = 1 + int(time.monotonic() - began)
     # As many at once as the pool has room for (nginx counts one more), then one a second.
-    assert short[:4] == [200] * 4
-    assert 5 <= short.count(429) <= 8, short
-    assert codes("other") == [200] * 12
-    answer, error = paced.ask(body={"prompt": "x"}, X_Metalserve_Pool="short")
-    assert (answer.status, error["error"]["code"], answer.headers["Retry-After"]) == (429, "rate_limit_exceeded", "1")
-    if paced.mode == "lua":
-        assert paced.row(answer.headers["X-Request-Id"])["rejected"] == "pool_rate"
+    assert [answer.status for answer, _ in short[:4]] == [200] * 4
+    refused = [(answer, error) for answer, error in short if answer.status == 429]
+    assert len(refused) >= 12 - 5 - more
+    assert [answer.status for answer, _ in answers("other")] == [200] * 12
+    for answer, error in refused:
+        assert (error["error"]["code"], answer.headers["Retry-After"]) == ("rate_limit_exceeded", "1")
+        if paced.mode == "lua":
+            assert paced.row(answer.headers["X-Request-Id"])["rejected"] == "pool_rate"

@@ -202,18 +202,21 @@ def test_a_preview_refuses_what_the_engine_lacks(changes: dict[str, Any], words:
 
 
 def test_odd_inventories_are_one_sentence(tmp_path: Path) -> None:
-    for odd in (None, [], "x", 5, {}, {"short": None}, {"short": 5}):
+    odd_pools: list[Any] = [None, [], "x", 5, {}, {"short": None}, {"short": 5}]
+    odd_gpus: list[Any] = ["8", 0, 1.5, True, [], 1000]
+    odd_models: list[Any] = [None, [], "x", {"m": []}, {"m": {"source": 5}}]
+    for odd in odd_pools:
         with pytest.raises(AnsibleFilterError, match="metalserve_pools"):
             filters.pool_plans(odd, GROUPS, HOSTVARS)
     for name in ("engine_version", "image", "served_name"):
         with pytest.raises(AnsibleFilterError, match=f"short.{name} is 5; it must be .* in quotes"):
             filters.pool_plans({"short": pool(**{name: 5})}, GROUPS, HOSTVARS)
     pools = {"short": pool()}
-    for gpus in ("8", 0, 1.5, True, [], 1000):
+    for gpus in odd_gpus:
         shown = preview(pools, plans(pools), MODELS, "node-a", "nvidia", gpus, str(tmp_path), STAND_IN)
         assert "metalserve_expected_gpus of node-a is" in shown.problem
-    for models in (None, [], "x", {"m": []}, {"m": {"source": 5}}):
-        shown = preview(pools, plans(pools), models, "node-a", "nvidia", 8, str(tmp_path), STAND_IN)  # type: ignore[arg-type]
+    for models in odd_models:
+        shown = preview(pools, plans(pools), models, "node-a", "nvidia", 8, str(tmp_path), STAND_IN)
         assert "metalserve_models" in shown.problem or models is None
 
 
