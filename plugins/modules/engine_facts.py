@@ -34,7 +34,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 docker:
-  description: Whether Docker answers, its version, and whether the kernel can limit swap.
+  description: Whether Docker answers, else why not, its version, and whether the kernel can limit swap.
   returned: always
   type: dict
 nofile_limit:
@@ -65,6 +65,7 @@ import contextlib
 import glob
 import json
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -76,10 +77,33 @@ from ansible_collections.metal.serve.plugins.module_utils.runtime import limits
 FILTER = "%7B%22label%22%3A%5B%22metalserve.replica%22%5D%7D"
 
 
+DOCKER_S = 60.0
+"""A daemon that starts ten containers, or a node that swaps, takes its time; who decides by its answer can wait."""
+
+
+class NotSaid(Exception):
+    """A daemon that is there did not answer what was asked: nothing may be concluded from that."""
+
+
 def docker_json(host: LiveHost, request: str) -> Any:
-    """Return what the daemon answers, None where it does not."""
-    item = host.docker(request, at="docker")
-    return json.loads(item.text) if item.state == "ok" else None
+    """Return what the daemon answers, None where it says that there is no such thing. Raises NotSaid."""
+    item = host.docker(request, at="docker", timeout=DOCKER_S)
+    if item.state == "ok":
+        return json.loads(item.text)
+    if item.state == "absent":
+        return None
+    raise NotSaid(item.error)
+
+
+def version_of(host: LiveHost) -> tuple[dict[str, Any], str]:
+    """Return what the daemon says of its version and why it says nothing; both are empty where there is no Docker.
+
+    Raises NotSaid where a daemon listens and does not answer in time, or not to this user.
+    """
+    item = host.docker("/version", at="docker", timeout=DOCKER_S)
+    if item.state in ("timeout", "denied"):
+        raise NotSaid(item.error)
+    return (json.loads(item.text), "") if item.state == "ok" else ({}, item.error)
 
 
 def nofile_limit(host: LiveHost) -> int:
@@ -138,23 +162,28 @@ def nftables(host: LiveHost) -> tuple[str, bool]:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec={"root": {"type": "path", "default": ""}}, supports_check_mode=True)
-    host = LiveHost()
-    version = docker_json(host, "/version")
-    info = docker_json(host, "/info") if version else None
+    host = LiveHost(deadline=time.monotonic() + 3 * DOCKER_S)
+    info, listing, described = None, [], {}
+    try:
+        version, silence = version_of(host)
+        if version:
+            info = docker_json(host, "/info")
+            listing = docker_json(host, f"/containers/json?all=1&filters={FILTER}")
+            described = {one["Id"]: docker_json(host, f"/containers/{one['Id']}/json") for one in listing or []}
+    except NotSaid as error:
+        module.fail_json(msg=f"Docker on this node did not say what it runs: {error}. See `systemctl status docker`.")
     fault, loaded = nftables(host)
     module.exit_json(
         changed=False,
         docker={
-            "running": isinstance(version, dict),
-            "version": str(version.get("Version", "")) if isinstance(version, dict) else "",
+            "running": bool(version),
+            "error": silence,
+            "version": str(version.get("Version", "")),
             "swap_limit": bool(info.get("SwapLimit", True)) if isinstance(info, dict) else True,
             "root": str(info.get("DockerRootDir", "")) if isinstance(info, dict) else "",
         },
         nofile_limit=nofile_limit(host),
-        containers=containers_of(
-            docker_json(host, f"/containers/json?all=1&filters={FILTER}"),
-            lambda name: docker_json(host, f"/containers/{name}/json"),
-        ),
+        containers=containers_of(listing, described.get),
         open_keys=open_keys(module.params["root"]),
         nftables=fault,
         firewall_loaded=loaded,
