@@ -379,7 +379,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             column: paired(rhythms, "gateway", "direct", column, lambda ours, its: ours - its)
             for column in ("ttft_ms", "itl_ms")
         }
-        result["isolation"] = isolation(gateway, 2, options.seconds * 2)
+        result["isolation"] = isolation(gateway, 2, options.seconds)
         result["idle_connections"] = idle_memory(gateway, options.idle)
         result["without_reuse"] = handshakes(gateway, 1000, False)
         result["with_reuse"] = handshakes(gateway, 1000, True)
