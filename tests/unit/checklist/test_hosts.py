@@ -699,3 +699,13 @@ def test_a_read_timeout_below_the_default_is_no_better_than_the_default(read: st
 def test_the_longest_prompts_of_the_pools_must_fit(limit: int, word: str) -> None:
     verdicts = audit(gateway(False), {**GATEWAY, "body_limit_bytes": limit})
     assert {one.id: one.verdict for one in verdicts}["gateway.body_size"] == word
+
+
+@pytest.mark.parametrize(
+    ("peer", "word"),
+    [("pool_$name", "pass"), ("${kind}_short", "pass"), ("$peer", "pass"), ("other_$name", "fail"), ("pool_short.example", "fail")],
+)  # fmt: skip
+def test_a_peer_with_a_variable_is_an_upstream_where_one_has_such_a_name(peer: str, word: str) -> None:
+    text = NESTED.format(buffering="off", read="300s").replace("127.0.0.1:9", peer)
+    text = text.replace("  server {", "  upstream pool_short { server 10.0.0.1:80; keepalive 8; }\n  server {", 1)
+    assert {one.id: one.verdict for one in audit({"commands/nginx_-T.txt": text}, {})}["gateway.resolver"] == word

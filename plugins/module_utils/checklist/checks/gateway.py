@@ -81,13 +81,19 @@ def first(directive: Optional[Directive]) -> str:
 
 
 def direct_peers(facts: HostFacts) -> list[tuple[Directive, str]]:
-    """Return each proxy_pass that names a host itself, and no upstream, with that host."""
+    """Return each proxy_pass that names a host itself, and no upstream, with that host.
+
+    A variable in the name may stand for anything: ``pool_$name`` is an upstream where one is called ``pool_short``.
+    """
     config = facts.nginx.config or []
     named = {first(one) for one in find_directives(config, "upstream")}
     found = []
     for one in find_directives(config, "proxy_pass", "grpc_pass"):
-        match = re.match(r"\w+://(\[[^\]]*\]|[^/:;$]+)(:\d+)?", first(one))
-        if match and match.group(1) not in named and not first(one).startswith(("http://unix", "https://unix")):
+        match = re.match(r"\w+://(\[[^\]]*\]|[^/:;]+)(:\d+)?", first(one))
+        if match is None or match.group(1).startswith("$") or first(one).startswith(("http://unix", "https://unix")):
+            continue
+        pattern = ".+".join(re.escape(part) for part in re.split(r"\$(?:\w+|\{\w+\})", match.group(1)))
+        if not any(re.fullmatch(pattern, name) for name in named):
             found.append((one, match.group(1) + (match.group(2) or "")))
     return found
 
