@@ -25,6 +25,8 @@ MEANING = {
     "max_num_seqs": "requests in work at once",
     "max_model_len": "longest prompt and answer together, in tokens",
     "gpu_memory_utilization": "share of the GPU's memory that it takes",
+    "enforce_eager": "without compiled graphs",
+    "VLLM_CPU_KVCACHE_SPACE": "GiB for the KV cache",
     "kv_cache_dtype": "how a token's keys and values are kept",
     "queue": "requests that may wait",
     "max_in_flight": "requests of a replica, in work and waiting; a gateway answers 429 to more",
@@ -205,7 +207,7 @@ def _replicas(mine: Sequence[Mapping[str, Any]]) -> list[str]:
     out = ["", f"  {names}, port {_span([one['port'] for one in mine])}, on {where}{each}", *_places(mine)]
     out += ["  What the engine is told", *_settings(first["settings"], reasons)]
     for name, value in first["environment"].items():
-        out += _line(name, value, reasons.get(f"environment.{name}", ""))
+        out += _line(name, value, _why(name, reasons.get(f"environment.{name}", "")))
     out += ["  Where its memory goes" + (", of each GPU" if first["gpus"] else ""), *_memory(first["memory"], reasons)]
     out.append("  What its container may use")
     for name in ("memory_bytes", "memory_swap_bytes", "shm_bytes"):

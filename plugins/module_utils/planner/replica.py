@@ -87,7 +87,7 @@ def _container(
     if shm is None:
         shm = 8 * GIB if gpus > 1 else 1 * GIB
         reasons["container.shm_bytes"] = (
-            f"{'NCCL and the workers of several GPUs' if gpus > 1 else 'one process group'} share it; "
+            f"{'NCCL and the workers of several GPUs' if gpus > 1 else 'its processes'} share it; "
             f"Docker's 64 MiB is too small; see {DOC}#container"
         )
     else:

@@ -249,12 +249,18 @@ def rope_bytes(shape: ModelShape) -> int:
     return shape.max_position * shape.rotary_dim * width
 
 
+SMALLEST_INDEX, LARGEST_INDEX = 10**6, 10**14
+"""Bytes that a language model can have: a smaller sum is no sum."""
+
+
 def parse_index(index: Any) -> int:
     """Return metadata.total_size of a model.safetensors.index.json in bytes. Raises PlanError where it is not there."""
     meta = index.get("metadata") if isinstance(index, Mapping) else None
     size = meta.get("total_size") if isinstance(meta, Mapping) else None
-    if isinstance(size, bool) or not isinstance(size, (int, float)) or size <= 0:
-        raise PlanError(f"model.safetensors.index.json has metadata.total_size {size!r}; it must be a number of bytes.")
+    if isinstance(size, bool) or not isinstance(size, (int, float)) or not SMALLEST_INDEX <= size <= LARGEST_INDEX:
+        raise PlanError(
+            f"model.safetensors.index.json has metadata.total_size {size!r}; it must be bytes, {SMALLEST_INDEX} or more."
+        )
     return int(size)
 
 

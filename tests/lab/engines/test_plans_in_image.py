@@ -63,7 +63,8 @@ def test_every_plan_passes_the_engine_s_own_check(tmp_path: Path) -> None:
     names = write(tmp_path)
     done = subprocess.run(
         [
-            *("docker", "run", "--rm", "--network", "none", "--env", "HOME=/tmp", "--entrypoint", "python3"),
+            *("docker", "run", "--rm", "--network", "none", "--cpu-shares", "256", "--env", "HOME=/tmp"),
+            *("--entrypoint", "python3"),
             *("--volume", f"{image_lint.__file__}:/lint.py:ro", "--volume", f"{tmp_path}:/c:ro"),
             *("--volume", f"{MODEL.resolve()}:/model:ro", image(), "/lint.py", "vllm", "/model"),
             *(f"/c/{name}" for name in names),

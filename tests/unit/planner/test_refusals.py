@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ansible_collections.metal.serve.plugins.module_utils.engines.catalogue import OPTIONS
-from ansible_collections.metal.serve.plugins.module_utils.planner import cli, documents, offline
+from ansible_collections.metal.serve.plugins.module_utils.planner import cli, documents, offline, weights
 from ansible_collections.metal.serve.plugins.module_utils.planner.errors import PlanError
 from ansible_collections.metal.serve.plugins.module_utils.planner.model import parse_config
 
@@ -160,6 +160,12 @@ def test_experts_in_every_second_layer_are_counted_so() -> None:
     assert listed.experts.dense_layers == 3
 
 
+@pytest.mark.parametrize("size", [None, "1", True, 0, 1, -1, float("inf"), float("nan"), 1e300, [], {}])
+def test_a_size_that_is_none_is_not_believed(size: Any) -> None:
+    with pytest.raises(PlanError, match="total_size"):
+        weights.parse_index({"metadata": {"total_size": size}})
+
+
 def said(tmp_path: Path, *arguments: str, capsys: pytest.CaptureFixture[str], model: Any = None) -> tuple[int, str]:
     """Return how scripts/plan ends and what it says; --gpu and --engine are given where they are not there."""
     path = tmp_path / "config.json"
@@ -228,14 +234,14 @@ def test_odd_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypat
 
 
 def test_weights_that_the_engine_quantizes_itself_are_counted_so() -> None:
-    def weights(**fixed: Any) -> float:
+    def weight(**fixed: Any) -> float:
         request = offline.Request(
             config=config("llama-3-8b"), gpu="NVIDIA H200:143771:1", engine="vllm", version="0.26.0", fixed=fixed
         )
         return float(offline.plan(request)["memory"]["weights_gib"])
 
-    assert weights(quantization="fp8") < 0.65 * weights()
-    assert weights(dtype="float32") > 1.9 * weights()
+    assert weight(quantization="fp8") < 0.65 * weight()
+    assert weight(dtype="float32") > 1.9 * weight()
     awq = config("llama-3.1-70b-awq")
     request = offline.Request(config=awq, gpu="NVIDIA H200:143771:1", engine="vllm", version="0.26.0")
     for name in ("awq", "awq_marlin"):
