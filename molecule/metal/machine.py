@@ -52,13 +52,17 @@ ENGINE_ROOT = [
     "bin",
     "lib",
     "lib64",
+    "usr/bin/cat",
+    "usr/bin/dash",
+    "usr/bin/mkdir",
     "usr/bin/python3",
     "usr/bin/python3.11",
+    "usr/bin/sh",
     "usr/lib/python3.11",
     "usr/lib64",
     "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2",
 ]
-ENGINE_LIBRARIES = ["c", "m", "z", "expat", "crypto", "ssl", "uuid"]
+ENGINE_LIBRARIES = ["c", "m", "z", "expat", "crypto", "ssl", "uuid", "selinux", "pcre2-8"]
 ENGINE_WITHOUT = ["ensurepip", "idlelib", "lib2to3", "pydoc_data", "test", "unittest"]
 TIMERS = ["apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "fstrim.timer"]
 DISK_SIZE = "8G"
