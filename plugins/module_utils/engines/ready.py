@@ -131,7 +131,9 @@ def failure(unit: Unit, container: Container | None, fatal: str, core_gone: bool
 
     ``restarts_before`` is how often the unit had restarted it when somebody began to wait.
     """
-    code = container.code if container is not None else unit.code
+    # A container that is being started again has forgotten its code; the unit keeps it a while longer.
+    code = (container.code if container is not None else 0) or unit.code
+    ended = f"it ended with exit code {code}" if code else "it ended"
     causes = (
         (
             container is not None and container.oom_killed,
@@ -141,7 +143,7 @@ def failure(unit: Unit, container: Container | None, fatal: str, core_gone: bool
         (unit.active == "failed", f"its unit failed (exit code {unit.code})"),
         (
             unit.restarts > restarts_before or unit.sub == "auto-restart",
-            f"it ended with exit code {code} and is being restarted",
+            f"{ended} and is being restarted",
         ),
         (unit.active == "inactive", "its unit is not running"),
         (core_gone, "the process that does the work ended, though the container is up"),
