@@ -405,7 +405,7 @@ def main() -> None:
     except KeyError as error:
         module.fail_json(msg=f"a release lacks {error}")
     except OSError as error:
-        module.fail_json(msg=f"{error.filename}: {error.strerror}")
+        module.fail_json(msg=f"{error.filename or module.params['root']}: {error.strerror}")
     module.exit_json(**result)
 
 
