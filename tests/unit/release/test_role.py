@@ -149,7 +149,7 @@ def test_site_refuses_while_a_redeploy_is_at_work(tmp_path: Path, age_s: float, 
     lock.write(str(path), holder)
     before = path.read_text()
     local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ansible_become": False}
-    hosts = {"engines": {"hosts": {"node": {}}}, "gateways": {"hosts": {"gateway": {}}}}
+    hosts: dict[str, Any] = {"engines": {"hosts": {"node": {}}}, "gateways": {"hosts": {"gateway": {}}}}
     inventory = {"all": {"vars": {**local, "metalserve_root": str(tmp_path)}, "children": hosts}}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
     done = subprocess.run(
