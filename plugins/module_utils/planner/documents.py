@@ -25,7 +25,7 @@ def read_json(path: str, name: str) -> Any:
             raise PlanError(f"{name} has {found.st_size} bytes; a JSON file here has {MOST_BYTES} at most.")
         with open(path, encoding="utf-8") as stream:
             return json.loads(stream.read(MOST_BYTES))
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, PlanError):
         raise
     except OSError as error:
         raise PlanError(f"{name}: {error.strerror or error}.") from None
