@@ -26,8 +26,9 @@ options:
       - V(proven) notes that the current release passed its gate.
       - V(settled) closes the record of the change, and removes the releases, containers and image names that neither
         C(current) nor C(previous) needs.
+      - V(noted_out) notes on the node that the gateways send it nothing, and who asked for it; V(noted_in) ends the note.
     type: str
-    choices: [observed, stopped, activated, started, proven, settled]
+    choices: [observed, stopped, activated, started, proven, settled, noted_out, noted_in]
     required: true
   replicas:
     description: Names of replicas; all of the node where none is given.
