@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from ansible_collections.metal.serve.plugins.module_utils.planner.errors import PlanError
 
@@ -178,34 +178,33 @@ def _wrong(name: str, value: Any, right: str) -> PlanError:
     return PlanError(f"config.json has {name} = {text if len(text) < 80 else text[:77] + '...'}; it must be {right}.")
 
 
-def _flag(config: Mapping[str, Any], name: str, default: bool) -> bool:
-    """Return a switch from config.json; the word "false" is none."""
+_T = TypeVar("_T")
+
+
+def _typed(config: Mapping[str, Any], name: str, default: _T, kind: type, right: str) -> _T:
+    """Return a value of ``kind`` from config.json, ``default`` where the key is missing or null."""
     value = config.get(name)
     if value is None:
         return default
-    if not isinstance(value, bool):
-        raise _wrong(name, value, "true or false")
-    return value
+    if not isinstance(value, kind):
+        raise _wrong(name, value, right)
+    return cast(_T, value)
+
+
+def _flag(config: Mapping[str, Any], name: str, default: bool) -> bool:
+    """Return a switch from config.json; the word "false" is none."""
+    return _typed(config, name, default, bool, "true or false")
 
 
 def _word(config: Mapping[str, Any], name: str, default: str = "") -> str:
     """Return a word from config.json."""
-    value = config.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, str):
-        raise _wrong(name, value, "a word")
-    return value
+    return _typed(config, name, default, str, "a word")
 
 
 def _object(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return a JSON object from config.json, an empty one where the key is missing or null."""
-    value = config.get(name)
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise _wrong(name, value, "a JSON object")
-    return value
+    empty: Mapping[str, Any] = {}
+    return _typed(config, name, empty, Mapping, "a JSON object")
 
 
 def _list(config: Mapping[str, Any], name: str, kind: type, what: str) -> list[Any] | None:

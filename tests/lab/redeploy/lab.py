@@ -10,6 +10,8 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,9 @@ ADDRESSES = {
     "engine1": f"{PREFIX}.11",
     "engine2": f"{PREFIX}.12",
 }
+
+
+QUICK = ["-e", '{"release_soak_s": 0, "release_gate_requests": 8}']
 
 
 def key() -> str:
@@ -166,6 +171,22 @@ def no_locks() -> list[str]:
     """Return the hosts with a lock that was left."""
     hosts = (*ENGINES, *GATEWAYS)
     return [host for host in hosts if on(host, "ls /var/lib/metalserve/redeploy.lock 2>/dev/null || true").strip()]
+
+
+@contextmanager
+def unnoticed() -> Iterator[None]:
+    """Begin and end with all replicas in rotation, on the same releases and unlocked; a client gets every answer."""
+    wait_until_all_serve()
+    releases = [current(node) for node in ENGINES]
+    with load(clients=4, rate=40) as clients:
+        clients.until(20)
+        yield
+        wait_until_all_serve()
+        clients.until(clients.seen.good + 20)
+    print(f"{clients.seen.good} answers at {clients.seen.rate:.0f}/s, failed {len(clients.seen.failed)}")
+    assert clients.seen.failed == []
+    assert [current(node) for node in ENGINES] == releases
+    assert no_locks() == []
 
 
 def release(name: str) -> list[str]:

@@ -5,13 +5,12 @@
 from __future__ import annotations
 
 from tests.lab.redeploy import lab
-from tests.lab.redeploy.test_faults import QUICK
 
 
 def test_all_nodes_go_back_at_once() -> None:
     lab.wait_until_all_serve()
     before = [lab.current(node) for node in lab.ENGINES]
-    assert lab.playbook("redeploy", *lab.release("next"), *QUICK).code == 0
+    assert lab.playbook("redeploy", *lab.release("next"), *lab.QUICK).code == 0
     with lab.load(clients=4, rate=40) as load:
         run = lab.playbook("rollback", "-e", "metalserve_emergency=true")
         lab.wait_until_all_serve()

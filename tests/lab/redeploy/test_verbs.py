@@ -14,7 +14,6 @@ import pytest
 
 from tests.lab import lab as common
 from tests.lab.redeploy import lab
-from tests.lab.redeploy.test_faults import QUICK
 
 NODE = "engine1"
 
@@ -22,16 +21,8 @@ NODE = "engine1"
 @pytest.fixture(autouse=True)
 def nobody_notices() -> Iterator[None]:
     """A client sends its requests all the time, and gets each of them answered."""
-    lab.wait_until_all_serve()
-    releases = [lab.current(node) for node in lab.ENGINES]
-    with lab.load(clients=4, rate=40) as load:
-        load.until(20)
+    with lab.unnoticed():
         yield
-        lab.wait_until_all_serve()
-    print(f"{load.seen.good} answers at {load.seen.rate:.0f}/s, failed {len(load.seen.failed)}")
-    assert load.seen.failed == []
-    assert [lab.current(node) for node in lab.ENGINES] == releases
-    assert lab.no_locks() == []
 
 
 def inside() -> dict[str, bool]:
@@ -75,17 +66,19 @@ def test_drain_and_undrain() -> None:
 def test_a_redeploy_leaves_a_drained_node_out_and_brings_it_to_its_release() -> None:
     assert lab.playbook("drain", "-l", NODE).code == 0
     try:
-        run = lab.playbook("redeploy", *lab.release("next"), *QUICK, "-e", "metalserve_allow_outage=false", "-l", NODE)
+        run = lab.playbook(
+            "redeploy", *lab.release("next"), *lab.QUICK, "-e", "metalserve_allow_outage=false", "-l", NODE
+        )
         assert run.code == 0, run.end
         assert not inside()["engine1/short-0"]
-        assert lab.playbook("rollback", *QUICK, "-l", NODE).code == 0
+        assert lab.playbook("rollback", *lab.QUICK, "-l", NODE).code == 0
     finally:
         assert lab.playbook("undrain", "-l", NODE).code == 0
 
 
 def test_maintain() -> None:
     commands = json.dumps({"release_maintain_commands": ["touch /root/maintained"]})
-    run = lab.playbook("maintain", "-l", NODE, "-e", commands, *QUICK)
+    run = lab.playbook("maintain", "-l", NODE, "-e", commands, *lab.QUICK)
     assert run.code == 0, run.end
     assert lab.on(NODE, "ls /root/maintained").strip()
     assert "Judge the node by the checklist" in run.output
@@ -94,7 +87,7 @@ def test_maintain() -> None:
 def test_maintenance_that_spoils_a_node_leaves_it_out_and_named() -> None:
     """The audit finds what the commands did (a world-writable Docker socket, say), and the node gets no requests."""
     spoil = json.dumps({"release_maintain_commands": ["chmod 0666 /run/docker.sock"]})
-    run = lab.playbook("maintain", "-l", NODE, "-e", spoil, *QUICK)
+    run = lab.playbook("maintain", "-l", NODE, "-e", spoil, *lab.QUICK)
     try:
         assert run.code != 0
         assert "engine1/short-0 is out of rotation" in run.output, run.end
@@ -123,7 +116,7 @@ def test_a_plan_and_a_check_change_nothing() -> None:
     plan = lab.playbook("plan", "--diff", *lab.release("next"))
     assert plan.code == 0, plan.end
     assert "short-0: image.digest: " in plan.output, plan.end
-    check = lab.playbook("redeploy", "--check", "--diff", *lab.release("next"), *QUICK)
+    check = lab.playbook("redeploy", "--check", "--diff", *lab.release("next"), *lab.QUICK)
     assert check.code == 0, check.end
     assert [lab.started(node) for node in lab.ENGINES] == started
     assert all(inside().values())
@@ -132,7 +125,7 @@ def test_a_plan_and_a_check_change_nothing() -> None:
 def test_one_of_the_pool_refuses_and_says_why() -> None:
     assert lab.playbook("drain", "-l", NODE).code == 0
     try:
-        run = lab.playbook("redeploy", *lab.release("next"), *QUICK, "-l", "engine2")
+        run = lab.playbook("redeploy", *lab.release("next"), *lab.QUICK, "-l", "engine2")
         assert run.code != 0
         assert "pool short: 1 replica, headroom 0" in run.output, run.end
     finally:
@@ -140,7 +133,7 @@ def test_one_of_the_pool_refuses_and_says_why() -> None:
 
 
 def test_interrupted_once_it_stops_before_the_next_node() -> None:
-    with script("redeploy", *lab.release("next"), *QUICK) as run:
+    with script("redeploy", *lab.release("next"), *lab.QUICK) as run:
         assert run.stdout is not None
         for line in run.stdout:
             if "drain" in line:
@@ -149,16 +142,16 @@ def test_interrupted_once_it_stops_before_the_next_node() -> None:
         rest = run.stdout.read()
     assert run.returncode == 1, rest
     assert "stopped before engine2, as asked" in rest
-    back = lab.playbook("redeploy", *QUICK)
+    back = lab.playbook("redeploy", *lab.QUICK)
     assert back.code == 0, back.end
 
 
 def test_to_the_conservative_setting_and_back() -> None:
-    run = lab.playbook("rollback", "-e", "release_to=conservative", *QUICK)
+    run = lab.playbook("rollback", "-e", "release_to=conservative", *lab.QUICK)
     try:
         assert run.code == 0, run.end
         config = lab.on(NODE, "cat /var/lib/metalserve/engines/short-0/current/config.yaml")
         assert "max-num-batched-tokens: 4096" in config, config
     finally:
-        assert lab.playbook("redeploy", *QUICK).code == 0
+        assert lab.playbook("redeploy", *lab.QUICK).code == 0
         assert lab.playbook("gateways").code == 0

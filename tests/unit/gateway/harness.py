@@ -11,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -225,6 +226,10 @@ class Engines:
         for process in self.running.values():
             process.kill()
             process.wait()
+
+
+UNKEPT = {"gateway_rotation_file": f"{tempfile.gettempdir()}/no-such-folder/rotation.json"}
+"""For a gateway that is not to keep its rotation: its file can never be written."""
 
 
 @contextmanager

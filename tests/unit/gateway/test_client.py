@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib.util
 import signal
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,10 +18,9 @@ from tests.unit.gateway.harness import Gateway, until
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     ports = harness.free_ports(1)
-    options = {"gateway_rotation_file": f"{tempfile.gettempdir()}/no-such-folder/rotation.json"}
     with (
         harness.standins(ports),
-        harness.gateway(tmp_path_factory.mktemp("client"), [harness.pool("short", ports)], **options) as running,
+        harness.gateway(tmp_path_factory.mktemp("client"), [harness.pool("short", ports)], **harness.UNKEPT) as running,
     ):
         yield running
 

@@ -9,7 +9,6 @@ import os
 import random
 import re
 import socket
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -30,7 +29,7 @@ def gateway(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     ports = harness.free_ports(2)
     options = {
         "gateway_mode": request.param,
-        "gateway_rotation_file": f"{tempfile.gettempdir()}/no-such-folder/rotation.json",
+        **harness.UNKEPT,
         "gateway_client_body_timeout_s": 1,
     }
     with (

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from http.client import IncompleteRead
 from pathlib import Path
@@ -23,7 +22,7 @@ SIGN = ": still working\n\n"
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     ports = harness.free_ports(2)
     options = {
-        "gateway_rotation_file": f"{tempfile.gettempdir()}/no-such-folder/rotation.json",
+        **harness.UNKEPT,
         "gateway_heartbeat_s": 1,
     }
     pools = [harness.pool("short", ports[:1]), harness.pool("tight", ports[1:], in_flight=1, served_name="tight")]

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ def gateway(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     ports = harness.free_ports(1)
     options = {
         "gateway_mode": request.param,
-        "gateway_rotation_file": f"{tempfile.gettempdir()}/no-such-folder/rotation.json",
+        **harness.UNKEPT,
         "gateway_key_requests_per_second": 1,
         "gateway_key_burst": 5,
         "gateway_key_max_in_flight": 2,
@@ -50,7 +49,7 @@ def paced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     ports = harness.free_ports(2)
     options = {
         "gateway_mode": request.param,
-        "gateway_rotation_file": f"{tempfile.gettempdir()}/no-such-folder/rotation.json",
+        **harness.UNKEPT,
         "gateway_limit_rates": True,
     }
     room = {"max_in_flight": 4, "queue": 1}

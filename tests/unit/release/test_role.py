@@ -69,6 +69,19 @@ def admin_port() -> Iterator[int]:
     server.shutdown()
 
 
+def ansible_playbook(inventory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(inventory), *arguments],
+        cwd=ROOT,
+        # Pipelined as over SSH: one process for a module.
+        env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_PIPELINING": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+
 def run(folder: Path, port: int, batches: list[list[str]], broken: str) -> tuple[int, str, set[str]]:
     (folder / "steps").mkdir()
     (folder / "touched").mkdir()
@@ -108,23 +121,7 @@ def run(folder: Path, port: int, batches: list[list[str]], broken: str) -> tuple
         "metalserve_pools": {},
         "gateway_admin_port": port,
     }
-    done = subprocess.run(
-        [
-            str(Path(sys.executable).parent / "ansible-playbook"),
-            "-i",
-            str(folder / "hosts.yml"),
-            "-e",
-            json.dumps(extra),
-            str(folder / "play.yml"),
-        ],
-        cwd=ROOT,
-        # Pipelined as over SSH: one process for a module.
-        env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_PIPELINING": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    done = ansible_playbook(folder / "hosts.yml", "-e", json.dumps(extra), str(folder / "play.yml"))
     return done.returncode, done.stdout, {path.name for path in (folder / "touched").iterdir()}
 
 
@@ -152,23 +149,7 @@ def test_site_refuses_while_a_redeploy_is_at_work(tmp_path: Path, age_s: float, 
     hosts: dict[str, Any] = {"engines": {"hosts": {"node": {}}}, "gateways": {"hosts": {"gateway": {}}}}
     inventory = {"all": {"vars": {**local, "metalserve_root": str(tmp_path)}, "children": hosts}}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
-    done = subprocess.run(
-        [
-            str(Path(sys.executable).parent / "ansible-playbook"),
-            "-i",
-            str(tmp_path / "hosts.yml"),
-            "--limit",
-            "node",
-            str(ROOT / "playbooks" / "unlocked.yml"),
-        ],
-        cwd=ROOT,
-        # Pipelined as over SSH: one process for a module.
-        env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_PIPELINING": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    done = ansible_playbook(tmp_path / "hosts.yml", "--limit", "node", str(ROOT / "playbooks" / "unlocked.yml"))
     assert done.returncode == code, done.stdout
     assert ("gateway is held by ada@desk (run redeploy-1, process 4711" in done.stdout) == (code != 0), done.stdout
     assert path.read_text() == before

@@ -16,6 +16,7 @@ from ansible_collections.metal.serve.plugins.module_utils.checklist.checks.suppo
     moment,
     not_read,
     unread,
+    why_down,
 )
 from ansible_collections.metal.serve.plugins.module_utils.checklist.model import (
     CheckFunction,
@@ -198,8 +199,8 @@ def running(facts: HostFacts, policy: Policy) -> Finding:
             return failed("no nginx on this host", desired)
         return not_applicable("no nginx on this host")
     unit = facts.services.get("nginx.service")
-    if unit is not None and unit.active_state in ("failed", "inactive", "deactivating"):
-        return failed(f"nginx.service is {unit.active_state} ({unit.result or '?'})", desired)
+    if unit is not None and why_down(unit):
+        return failed(why_down(unit), desired)
     if facts.nginx.config is None or facts.network.listeners is None:
         return not_read(facts, "nginx", "sockets", "proc_net_tcp")
     ports = sorted(_listen_ports(facts))

@@ -16,6 +16,7 @@ from ansible_collections.metal.serve.plugins.module_utils.checklist.checks.suppo
     not_read,
     part,
     unread,
+    why_down,
     worst,
 )
 from ansible_collections.metal.serve.plugins.module_utils.checklist.model import (
@@ -122,11 +123,7 @@ def running(facts: HostFacts, policy: Policy) -> Finding:
     listeners, wrong = facts.network.listeners, []
     for what, _names, port in MONITORS:
         units = found[what]
-        wrong += [
-            f"{unit.name} is {unit.active_state} ({unit.result or '?'})"
-            for unit in units
-            if unit.active_state in ("failed", "inactive", "deactivating")
-        ]
+        wrong += [why_down(unit) for unit in units if why_down(unit)]
         if not units and listeners is None:
             return not_read(facts, "sockets", "proc_net_tcp")
         if not units and not any(one.port == port for one in listeners or []):

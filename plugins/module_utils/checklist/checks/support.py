@@ -22,6 +22,7 @@ from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import 
     Gpu,
     HostFacts,
     Release,
+    Service,
 )
 from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import ABSENT, NOT_COLLECTED, OK
 
@@ -49,6 +50,12 @@ def unread(facts: HostFacts, *probes: str) -> bool:
 def broke(facts: HostFacts, *probes: str) -> bool:
     """Tell whether one of ``probes`` was tried and failed: a helper that a hand-made snapshot may do without."""
     return any(facts.probe(name).state not in (OK, ABSENT, NOT_COLLECTED) for name in probes)
+
+
+def why_down(unit: Service) -> str:
+    """Return what systemd says of a unit that does not run, an empty text for one that does or of which it says nothing."""
+    down = unit.active_state in ("failed", "inactive", "deactivating")
+    return f"{unit.name} is {unit.active_state} ({unit.result or '?'})" if down else ""
 
 
 def needs_gpus(function: CheckFunction) -> CheckFunction:
