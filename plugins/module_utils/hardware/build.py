@@ -374,8 +374,9 @@ def _topology(raw: Raw, facts: HostFacts) -> None:
     if text is not None:
         links = parse_nvidia.parse_nvlink(text)
         for gpu in facts.gpus or []:
-            if gpu.uuid in links:
-                gpu.nvlink_active, gpu.nvlink_inactive = links[gpu.uuid]
+            # A virtual machine with one card of a larger board prints nothing at all: no link is there for it.
+            if gpu.uuid in links or not text.strip():
+                gpu.nvlink_active, gpu.nvlink_inactive = links.get(gpu.uuid, (0, 0))
 
 
 def _packages(raw: Raw, facts: HostFacts) -> None:

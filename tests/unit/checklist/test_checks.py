@@ -116,6 +116,27 @@ def test_numa_balancing(files: dict[str, str], index: dict[str, str], word: str)
     assert verdict_of("numa.balancing", facts(made)).verdict == word
 
 
+@pytest.mark.parametrize(
+    ("printed", "word"),
+    [
+        ("GPU 0: NVIDIA H200 (UUID: {uuid})\n\t Link 0: 26.562 GB/s\n\t Link 1: 26.562 GB/s\n", "pass"),
+        ("GPU 0: NVIDIA H200 (UUID: {uuid})\n\t Link 0: 26.562 GB/s\n\t Link 1: <inactive>\n", "fail"),
+        ("GPU 0: NVIDIA H200 (UUID: {uuid})\n", "not_applicable"),
+        # Seen on a virtual machine with one card of eight.
+        ("\n", "not_applicable"),
+        ("Something else\n", "unknown"),
+    ],
+)
+def test_nvlink(printed: str, word: str) -> None:
+    match = re.search(r"<uuid>(GPU-[^<]+)", DUMP)
+    assert match
+    host = facts({SMI: DUMP, "commands/nvidia-smi_nvlink_-s.txt": printed.format(uuid=match.group(1))})
+    found = verdict_of("topology.nvlink", host)
+    assert found.verdict == word
+    if word == "unknown":
+        assert found.current == "nvidia_nvlink: read, but it does not say"
+
+
 def test_a_driver_that_moved_under_the_loaded_module_waits_for_a_reboot() -> None:
     loaded = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri May 31 09:35:42 UTC 2024\n"
     dpkg = "ii  libnvidia-compute-550:amd64  550.107.02-0ubuntu0.24.04.1  amd64  NVIDIA libcompute package\n"

@@ -37,8 +37,9 @@ def not_read(facts: HostFacts, *probes: str) -> Finding:
     states = []
     for name in probes:
         state = facts.probe(name)
-        states.append(f"{name}: {state.state}{f' ({state.error})' if state.error else ''}")
-    # A probe that was read and yet gave nothing was not understood: the facts say what of it.
+        # A probe that was read and yet gave nothing was not understood: the facts say what of it.
+        said = "read, but it does not say" if state.state == OK else state.state
+        states.append(f"{name}: {said}{f' ({state.error})' if state.error else ''}")
     return unknown("; ".join(states), None, *facts.problems[:8])
 
 
