@@ -139,7 +139,9 @@ def parse_workload(spec: Any, name: str) -> Workload:
         longest_context=None
         if longest is None
         else number(longest, f"{name}.longest_context", 1, "a whole number of tokens", whole=True),
-        shared_prefix=None if shared is None else number(shared, f"{name}.shared_prefix", 0, "a share between 0 and 1"),
+        shared_prefix=None
+        if shared is None
+        else number(shared, f"{name}.shared_prefix", 0, "a share between 0 and 1", high=1),
         priorities=bool(load.get("priorities", False)),
         lengths=load.get("lengths"),
     )

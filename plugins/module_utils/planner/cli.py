@@ -55,6 +55,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--qps", type=float, metavar="N", help="requests a second over all replicas")
     made.add_argument("--prompt-tokens", metavar="MEAN[:P95]", help="length of prompts")
     made.add_argument("--output-tokens", metavar="MEAN[:P95]", help="length of answers")
+    made.add_argument("--longest-context", type=int, metavar="N", help="prompt and answer that must work, in tokens")
+    made.add_argument(
+        "--shared-prefix", type=float, metavar="SHARE", help="share of a prompt that all have alike, 0 to 1"
+    )
     made.add_argument("--p99", type=float, metavar="S", help="wanted P99 of the whole answer, seconds")
     made.add_argument("--ttft", type=float, metavar="S", help="wanted time to the first token, seconds")
     made.add_argument("--lengths", metavar="B:SHARE,…", help="histogram of prompt lengths: proposes pools")
@@ -119,6 +123,9 @@ def _request(arguments: argparse.Namespace) -> offline.Request:
         given = _lengths(getattr(arguments, name), "--" + name.replace("_", "-"))
         if given is not None:
             workload[name] = given
+    for name, value in (("longest_context", arguments.longest_context), ("shared_prefix", arguments.shared_prefix)):
+        if value is not None:
+            workload[name] = value
     if arguments.lengths is not None:
         workload["lengths"] = arguments.lengths
     slo = dict(base.slo) if base else {}

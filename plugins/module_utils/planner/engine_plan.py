@@ -327,12 +327,15 @@ def plan_engine(
     plan = memory.predict(shape, given)
     require_fit(shape, given, plan, where, target.available)
     if load.prompt_mean and "max_num_seqs" not in fixed:
-        tokens = load.prompt_mean + (load.output_mean or 0)
-        hold = max(8, 8 * int(plan.capacity.tokens / tokens / 8))
+        # What prompts have in common is in the cache once, for all of them.
+        shared = 0.0 if fixed.get("enable_prefix_caching") is False else load.shared_prefix or 0.0
+        once = shared * load.prompt_mean
+        tokens = max(1.0, load.prompt_mean - once + (load.output_mean or 0))
+        hold = max(8, 8 * int((plan.capacity.tokens - once) / tokens / 8))
         if hold < given.max_num_seqs:
             reasons["settings.max_num_seqs"] += (
-                f"; lowered from {given.max_num_seqs}: the KV cache holds {hold} requests of {tokens:.0f} tokens; "
-                f"see {DOC}#max-num-seqs"
+                f"; lowered from {given.max_num_seqs}: the KV cache holds {hold} requests of {tokens:.0f} tokens"
+                f"{f' beside {once:.0f} that all share' if once else ''}; see {DOC}#max-num-seqs"
             )
             given = dataclasses.replace(given, max_num_seqs=hold)
             plan = memory.predict(shape, given)

@@ -144,10 +144,22 @@ def _judge(request: Request) -> None:
             raise PlanError(f"--set {name} {found[0]}; {found[1].rstrip('.?')}.")
 
 
+def _context(request: Request, shape: ModelShape) -> int:
+    """Return the longest context in tokens: --set max_model_len, else the workload's longest, else all that the model can."""
+    wanted = batching.parse_workload(request.workload, "workload").longest_context
+    length = int(request.fixed.get("max_model_len") or wanted or shape.context_limit or batching.DEFAULT_MAX_MODEL_LEN)
+    if wanted is not None and wanted > length:
+        raise PlanError(
+            f"workload.longest_context is {wanted}; max_model_len is {length}, so it would not work: raise the one or "
+            "lower the other."
+        )
+    return length
+
+
 def _defaults(request: Request, shape: ModelShape, gpu: str, total_mib: int, replicas: int) -> batching.Batching:
     """Return the batching: from the workload where one is given, else the engine's own defaults on this GPU."""
     load = batching.parse_workload(request.workload, "workload")
-    length = int(request.fixed.get("max_model_len") or shape.context_limit or batching.DEFAULT_MAX_MODEL_LEN)
+    length = _context(request, shape)
     rate = times.DEFAULT_PREFILL_TOKENS_PER_S["nvidia"]
     if load.qps is not None:
         return batching.decide(load, "nvidia", replicas, length, rate, request.fixed)
@@ -177,7 +189,7 @@ def _engine(
 ) -> EnginePlan:
     """Return the plan with one parallelism."""
     data = int(request.fixed.get("data_parallel", 1))
-    length = int(request.fixed.get("max_model_len") or shape.context_limit or batching.DEFAULT_MAX_MODEL_LEN)
+    length = _context(request, shape)
     fixed = {name: value for name, value in request.fixed.items() if name not in PARALLEL}
     replicas = max(1, count // (tensor * pipeline * data))
     target = Target(
@@ -298,10 +310,12 @@ def plan(request: Request) -> dict[str, Any]:
             "replica (--set tensor_parallel=N), a shorter max_model_len or an fp8 cache hold more"
         )
     length_typical = int((load.prompt_mean or 256) + (load.output_mean or 0))
-    limit = f"all that the model can (config.json); see {DOC}#max-model-len"
+    limit = "all that the model can (config.json)" if load.longest_context is None else "workload.longest_context"
     reasons = {
         "placement.tensor_parallel": why,
-        "settings.max_model_len": "fixed with --set" if "max_model_len" in request.fixed else limit,
+        "settings.max_model_len": "fixed with --set"
+        if "max_model_len" in request.fixed
+        else f"{limit}; see {DOC}#max-model-len",
         **engine.reasons,
     }
     return {

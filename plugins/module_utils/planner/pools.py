@@ -101,15 +101,28 @@ def _replicas_on(pool: str, spec: Mapping[str, Any], host: str, hostvars: Mappin
     return count // per_node
 
 
-def max_model_len_of(pool: str, spec: Mapping[str, Any], accelerator: str) -> tuple[int, str]:
-    """Return the longest context of a pool in tokens and the reason. settings.max_model_len wins."""
+def max_model_len_of(
+    pool: str, spec: Mapping[str, Any], accelerator: str, longest_context: int | None = None
+) -> tuple[int, str]:
+    """Return the longest context of a pool in tokens and the reason. settings.max_model_len wins.
+
+    ``longest_context``: prompt and answer that must work, in tokens. Raises PlanError where the given length is shorter.
+    """
     settings = mapping(spec.get("settings"), f"metalserve_pools.{pool}.settings")
     for value, name in (
         (settings.get("max_model_len"), f"metalserve_pools.{pool}.settings.max_model_len"),
         (spec.get("max_model_len"), f"metalserve_pools.{pool}.max_model_len"),
     ):
         if value is not None:
-            return int(number(value, name, 1, "a whole number of tokens", whole=True)), f"{name} says so"
+            length = int(number(value, name, 1, "a whole number of tokens", whole=True))
+            if longest_context is not None and longest_context > length:
+                raise PlanError(
+                    f"metalserve_pools.{pool}.workload.longest_context is {longest_context}; {name} is {length}, so it "
+                    "would not work: raise the one or lower the other."
+                )
+            return length, f"{name} says so"
+    if longest_context is not None:
+        return longest_context, f"not given: workload.longest_context says so; see {DOC}#max-model-len"
     if accelerator == "cpu":
         return batching.CPU_MAX_MODEL_LEN, f"not given: CPU profile; see {DOC}#cpu"
     return batching.DEFAULT_MAX_MODEL_LEN, f"not given: a safe start; see {DOC}#max-model-len"
@@ -196,7 +209,8 @@ def pool_plan(
     accelerator = "cpu" if accelerators == {"cpu"} else "nvidia"
     replicas, node_groups = _replicas(pool, spec, hosts, hostvars, parallel, port)
 
-    max_model_len, why_len = max_model_len_of(pool, spec, accelerator)
+    load = batching.parse_workload(spec.get("workload"), f"{where}.workload")
+    max_model_len, why_len = max_model_len_of(pool, spec, accelerator, load.longest_context)
     settings = mapping(spec.get("settings"), f"{where}.settings")
     minimums = mapping(spec.get("minimums"), f"{where}.minimums")
     prefill = number(
@@ -205,7 +219,6 @@ def pool_plan(
         1,
         "tokens a second, 1 or more",
     )
-    load = batching.parse_workload(spec.get("workload"), f"{where}.workload")
     queue = spec.get("queue")
     if queue is not None:
         queue = number(queue, f"{where}.queue", 0, "a whole number of requests, 0 or more", whole=True)

@@ -124,6 +124,12 @@ WRONG = [
     (["--set", "max_num_batched_tokens=64", "--set", "max_num_seqs=128"], "at least max_num_seqs"),
     (["--prompt-tokens", "long"], "--prompt-tokens is 'long'"),
     (["--qps", "-1"], "workload.qps is -1"),
+    (
+        ["--longest-context", "9000", "--set", "max_model_len=8192"],
+        "workload.longest_context is 9000; max_model_len is 8192",
+    ),
+    (["--longest-context", "0"], "workload.longest_context is 0"),
+    (["--shared-prefix", "1.5"], "a share between 0 and 1"),
     (["--lengths", "1000:1"], "without workload.qps"),
     (["--preset", "none"], "--preset 'none'"),
     (["--calibration", "/nonexistent"], "--calibration /nonexistent"),

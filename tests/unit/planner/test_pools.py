@@ -46,6 +46,18 @@ def test_a_pool_with_nodes_of_its_own_keeps_its_ports(nodes: list[set[int]], mov
             assert places[name] == 0
 
 
+def test_the_longest_context_is_what_a_pool_must_take() -> None:
+    spec = pool(workload={"longest_context": 30500})
+    del spec["max_model_len"]
+    plan = pool_plans({"short": spec}, GROUPS, HOSTVARS)[0]
+    assert plan.max_model_len == 30500
+    assert "longest_context" in plan.reasons["max_model_len"]
+    with pytest.raises(
+        PlanError, match=r"workload\.longest_context is 30500; metalserve_pools\.short\.max_model_len is 8192"
+    ):
+        pool_plans({"short": {**spec, "max_model_len": 8192}}, GROUPS, HOSTVARS)
+
+
 def test_the_documented_example() -> None:
     spec = pool(
         max_model_len=32768,

@@ -143,6 +143,22 @@ def test_sequences_are_lowered_to_what_the_cache_holds() -> None:
     assert fixed.settings["max_num_seqs"] == 256
 
 
+def test_what_prompts_have_in_common_is_held_once() -> None:
+    model = shape("llama-3-8b", max_position_embeddings=131072)
+
+    def sequences(**changed: Any) -> int:
+        settings = changed.pop("settings", {})
+        load = batching.Workload(qps=50, prompt_mean=30000, output_mean=500, **changed)
+        return int(
+            engine_plan.plan_engine(model, target(), 65536, batch(8192, 256), load, settings).settings["max_num_seqs"]
+        )
+
+    alone, half = sequences(), sequences(shared_prefix=0.5)
+    assert 1.5 * alone < half < 2.5 * alone
+    assert sequences(shared_prefix=1) > half
+    assert sequences(shared_prefix=0.5, settings={"enable_prefix_caching": False}) == alone
+
+
 def test_utilization_leaves_room_on_a_small_card() -> None:
     plan = engine_plan.plan_engine(
         shape("llama-3-8b", num_hidden_layers=8),
