@@ -376,7 +376,7 @@ def _topology(raw: Raw, facts: HostFacts) -> None:
         for gpu in facts.gpus or []:
             # A virtual machine with one card of a larger board prints nothing at all: no link is there for it.
             if gpu.uuid in links or not text.strip():
-                gpu.nvlink_active, gpu.nvlink_inactive = links.get(gpu.uuid, (0, 0))
+                gpu.nvlink_active, gpu.nvlink_inactive = links.get(gpu.uuid or "", (0, 0))
 
 
 def _packages(raw: Raw, facts: HostFacts) -> None:
