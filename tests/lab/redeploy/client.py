@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 TOKENS = 8
 TIMEOUT_S = 45.0
@@ -45,6 +46,16 @@ class Seen:
     def rate(self) -> float:
         """Good answers a second."""
         return self.good / max(0.001, self.ended - self.began)
+
+
+class Asked(Protocol):
+    """What an engine is asked, and what is wrong with its answer."""
+
+    def body(self, prompt: str, tokens: int, stream: bool) -> dict[str, Any]:
+        """Return the request."""
+
+    def judged(self, status: int, raw: bytes, stream: bool, prompt: str, tokens: int) -> str:
+        """Return what is wrong with the answer, "" for one that is exactly right. Raises ValueError, KeyError."""
 
 
 def expected(prompt: str, tokens: int = TOKENS) -> str:
@@ -98,21 +109,35 @@ class Connection:
         self.streams = None
 
 
-def judged(status: int, raw: bytes, stream: bool, prompt: str, tokens: int) -> str:
-    """Return what is wrong with an answer, "" for one that is exactly right."""
+def parts(status: int, raw: bytes, stream: bool) -> list[dict[str, Any]]:
+    """Return the parts of an answer, one where it is no stream. Raises ValueError where it is no whole answer."""
     text = raw.decode("utf-8", "replace")
     if status != 200:
-        return f"{status} {text[:200]}"
+        raise ValueError(f"{status} {text[:200]}")
     if not stream:
-        answer = json.loads(text)["choices"][0]["text"]
-    else:
-        events = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
-        if not events or events[-1] != "[DONE]":
-            return f"a stream without its end: {text[-200:]}"
-        values = [json.loads(event) for event in events[:-1]]
-        answer = "".join(value["choices"][0].get("text") or "" for value in values if value.get("choices"))
-    right = expected(prompt, tokens)
-    return "" if answer == right else f"{answer[:200]!r} instead of {right[:60]!r}..."
+        return [json.loads(text)]
+    events = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+    if not events or events[-1] != "[DONE]":
+        raise ValueError(f"a stream without its end: {text[-200:]}")
+    return [json.loads(event) for event in events[:-1]]
+
+
+def text_of(values: Sequence[dict[str, Any]]) -> str:
+    """Return the text of all parts of an answer."""
+    return "".join(value["choices"][0].get("text") or "" for value in values if value.get("choices"))
+
+
+class Standin:
+    """The stand-in engine, whose answers are known beforehand."""
+
+    def body(self, prompt: str, tokens: int, stream: bool) -> dict[str, Any]:
+        """Return the request."""
+        return {"model": "standin", "prompt": prompt, "max_tokens": tokens, "stream": stream}
+
+    def judged(self, status: int, raw: bytes, stream: bool, prompt: str, tokens: int) -> str:
+        """Compare word by word."""
+        answer, right = text_of(parts(status, raw, stream)), expected(prompt, tokens)
+        return "" if answer == right else f"{answer[:200]!r} instead of {right[:60]!r}..."
 
 
 class Load:
@@ -130,10 +155,14 @@ class Load:
         rate: float = 0.0,
         words: int = 8,
         tokens: int = TOKENS,
+        asked: Asked | None = None,
     ) -> None:
-        """``gateways``: address and CA file; ``words``: length of a prompt; ``tokens``: length of an answer."""
+        """``gateways``: address and CA file; ``words``: length of a prompt; ``tokens``: length of an answer;
+        ``asked``: what is asked, the stand-in engine where it is not given.
+        """
         self.gateways, self.key, self.clients, self.rate = list(gateways), key, clients, rate
         self.words, self.tokens = words, tokens
+        self.asked = asked or Standin()
         self.seen = Seen()
         self.times: list[float] = []
         self.stop = threading.Event()
@@ -180,11 +209,11 @@ class Load:
 
     async def one(self, connection: Connection, prompt: str, stream: bool) -> None:
         """Send one request and judge its answer."""
-        body = {"model": "standin", "prompt": prompt, "max_tokens": self.tokens, "stream": stream}
+        body = self.asked.body(prompt, self.tokens, stream)
         sent, begin = time.time(), time.monotonic()
         try:
             status, raw = await asyncio.wait_for(connection.post(json.dumps(body).encode()), TIMEOUT_S)
-            problem = judged(status, raw, stream, prompt, self.tokens)
+            problem = self.asked.judged(status, raw, stream, prompt, self.tokens)
         except (OSError, EOFError, ValueError, KeyError, asyncio.TimeoutError) as error:
             problem = f"{type(error).__name__}: {error}"
             connection.close()

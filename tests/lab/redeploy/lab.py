@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab import lab
-from tests.lab.redeploy.client import Load
+from tests.lab.redeploy.client import Asked, Load
 
 ROOT = lab.ROOT
-INVENTORY = os.environ.get("METALSERVE_REDEPLOY_INVENTORY", "tests/lab/redeploy/inventory")
+INVENTORIES = os.environ.get("METALSERVE_REDEPLOY_INVENTORY", "tests/lab/redeploy/inventory").split(",")
+"""A later one is laid over those before it."""
+SOURCES = [word for path in INVENTORIES for word in ("-i", path)]
 LAB = Path(os.environ.get("METALSERVE_REDEPLOY_LAB", ROOT / ".lab" / "redeploy"))
 NAME = "metalserve-redeploy"
 ENGINES = ("engine1", "engine2")
@@ -41,10 +44,10 @@ def key() -> str:
     return (LAB / "secrets" / "api_key").read_text().strip()
 
 
-def load(clients: int = 12, rate: float = 0.0, words: int = 8, tokens: int = 8) -> Load:
+def load(clients: int = 12, rate: float = 0.0, words: int = 8, tokens: int = 8, asked: Asked | None = None) -> Load:
     """Return clients of all gateways."""
     gateways = [(ADDRESSES[name], str(LAB / "tls" / f"{name}.crt")) for name in GATEWAYS]
-    return Load(gateways, key(), clients, rate, words, tokens)
+    return Load(gateways, key(), clients, rate, words, tokens, asked)
 
 
 class Playbook:
@@ -54,7 +57,7 @@ class Playbook:
         """Start ``playbooks/<name>.yml`` over the redeploy lab in a session of its own."""
         self.log = tempfile.NamedTemporaryFile("w+", prefix=f"{name}-", suffix=".log")  # noqa: SIM115
         self.process = subprocess.Popen(
-            [str(lab.BIN / "ansible-playbook"), f"playbooks/{name}.yml", "-i", INVENTORY, *arguments],
+            [str(lab.BIN / "ansible-playbook"), f"playbooks/{name}.yml", *SOURCES, *arguments],
             cwd=ROOT,
             env=lab.environment(),
             stdin=subprocess.DEVNULL,
@@ -93,6 +96,19 @@ class Playbook:
             except ProcessLookupError:
                 continue
         self.process.wait(30)
+
+
+def script(*arguments: str) -> subprocess.Popen[str]:
+    """Start scripts/redeploy over the redeploy lab."""
+    return subprocess.Popen(
+        [sys.executable, "scripts/redeploy", *arguments, *SOURCES],
+        cwd=ROOT,
+        env=lab.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
 
 
 def family(pid: int) -> list[int]:
@@ -173,12 +189,23 @@ def no_locks() -> list[str]:
     return [host for host in hosts if on(host, "ls /var/lib/metalserve/redeploy.lock 2>/dev/null || true").strip()]
 
 
+def out_since(replica: str, began: float) -> float:
+    """Wait until no gateway sends the replica requests; return for how many seconds one did after ``began``."""
+    ends = time.monotonic() + 20
+    while True:
+        observed = [rotation(gateway)[replica]["observed"] for gateway in GATEWAYS]
+        if not any(one["healthy"] for one in observed):
+            return max(float(one["since"]) for one in observed) - began
+        assert time.monotonic() < ends, observed
+        time.sleep(0.2)
+
+
 @contextmanager
-def unnoticed() -> Iterator[None]:
+def unnoticed(watching: Load | None = None) -> Iterator[None]:
     """Begin and end with all replicas in rotation, on the same releases and unlocked; a client gets every answer."""
     wait_until_all_serve()
     releases = [current(node) for node in ENGINES]
-    with load(clients=4, rate=40) as clients:
+    with watching or load(clients=4, rate=40) as clients:
         clients.until(20)
         yield
         wait_until_all_serve()

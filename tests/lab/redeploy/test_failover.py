@@ -22,17 +22,6 @@ def all_of_them_serve() -> None:
     lab.wait_until_all_serve()
 
 
-def out_since(began: float) -> float:
-    """Wait until no gateway sends the replica requests; return for how many seconds one did after ``began``."""
-    ends = time.monotonic() + 20
-    while True:
-        observed = [lab.rotation(gateway)[REPLICA]["observed"] for gateway in lab.GATEWAYS]
-        if not any(one["healthy"] for one in observed):
-            return max(float(one["since"]) for one in observed) - began
-        assert time.monotonic() < ends, observed
-        time.sleep(0.2)
-
-
 @pytest.mark.parametrize("signal", ["KILL", "STOP"])
 def test_an_engine_that_ends_or_hangs_costs_what_it_had_in_flight(signal: str) -> None:
     # An engine that failed minutes ago waits longer before its next start; this is about the first failure.
@@ -42,7 +31,7 @@ def test_an_engine_that_ends_or_hangs_costs_what_it_had_in_flight(signal: str) -
         load.until(300)
         began = time.time()
         lab.on(NODE, f"kill -{signal} {' '.join(pids)}")
-        out_s = out_since(began)
+        out_s = lab.out_since(REPLICA, began)
         lab.wait_until_all_serve(90)
         back_s = time.time() - began
         load.until(load.seen.good + 200)

@@ -6,13 +6,10 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
-from tests.lab import lab as common
 from tests.lab.redeploy import lab
 
 NODE = "engine1"
@@ -31,22 +28,9 @@ def inside() -> dict[str, bool]:
     return {name: all(view[name]["desired"]["in"] for view in views) for name in views[0]}
 
 
-def script(*arguments: str) -> subprocess.Popen[str]:
-    """Start scripts/redeploy over the redeploy lab."""
-    return subprocess.Popen(
-        [sys.executable, "scripts/redeploy", *arguments, "-i", lab.INVENTORY],
-        cwd=lab.ROOT,
-        env=common.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
 def test_drain_and_undrain() -> None:
     started = [lab.started(node) for node in lab.ENGINES]
-    with script("drain", "-l", NODE) as drain:
+    with lab.script("drain", "-l", NODE) as drain:
         output, _ = drain.communicate(timeout=300)
     assert drain.returncode == 0, output
     assert inside() == {"engine1/short-0": False, "engine2/short-0": True}
@@ -56,7 +40,7 @@ def test_drain_and_undrain() -> None:
     refused = lab.playbook("drain", "-l", "engine2")
     assert refused.code != 0
     assert "pool short: 1 replica, headroom 0" in refused.output, refused.end
-    with script("undrain", "-l", NODE) as undrain:
+    with lab.script("undrain", "-l", NODE) as undrain:
         output, _ = undrain.communicate(timeout=300)
     assert undrain.returncode == 0, output
     assert all(inside().values())
@@ -133,7 +117,7 @@ def test_one_of_the_pool_refuses_and_says_why() -> None:
 
 
 def test_interrupted_once_it_stops_before_the_next_node() -> None:
-    with script("redeploy", *lab.release("next"), *lab.QUICK) as run:
+    with lab.script("redeploy", *lab.release("next"), *lab.QUICK) as run:
         assert run.stdout is not None
         for line in run.stdout:
             if "drain" in line:
