@@ -108,12 +108,23 @@ def serves(
     return True, f"answers {' '.join(text.split())[:60]!r}"
 
 
+_TRACEBACK = "Traceback (most recent call last)"
+_EXCEPTION = re.compile(r"(?:^|\] )([A-Za-z_][\w.]*(?:Error|Exception)\b.*)")
+
+
 def fatal_line(log: str, patterns: Sequence[str]) -> str:
-    """Return the first line of ``log`` after which the engine will never serve, ``""`` where there is none."""
+    """Return the first line of ``log`` after which the engine will never serve, ``""`` where there is none.
+
+    Where its traceback follows, the exception at the end of that is added: the line itself says only that it failed.
+    """
     compiled = [re.compile(pattern) for pattern in patterns]
-    for line in log.splitlines():
+    lines = [line.strip() for line in log.splitlines()]
+    for number, line in enumerate(lines):
         if any(pattern.search(line) for pattern in compiled):
-            return line.strip()
+            rest = lines[number + 1 :]
+            told = (_EXCEPTION.search(item) for item in rest) if rest and _TRACEBACK in rest[0] else ()
+            cause = next((match.group(1) for match in told if match), "")
+            return f"{line} {cause}".strip()
     return ""
 
 

@@ -56,6 +56,24 @@ def test_lines_after_which_nothing_will_serve(line: str) -> None:
     assert ready.fatal_line(START + line + "\nmore\n", LOG.fatal) == line
 
 
+def test_what_failed_is_told_with_its_cause() -> None:
+    """vLLM 0.32.0: the cause stands between two hundred lines of two processes, the last of which says to look above."""
+    head = "(EngineCore pid=24) ERROR 12-01 02:33:17 [core.py:1510]"
+    cause = "RuntimeError: Insufficient space in /dev/shm for shared-memory allocation: 160 MiB required, 64 MiB free."
+    lines = [
+        f"{head} EngineCore failed to start.",
+        f"{head} Traceback (most recent call last):",
+        f'{head}   File "/opt/engine/lib/python3.11/site-packages/vllm/v1/engine/core.py", line 1484, in run_engine_core',
+        f"{head}     raise RuntimeError(",
+        f"{head} {cause}",
+        "Traceback (most recent call last):",
+        "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+    ]
+    assert ready.fatal_line("\n".join(lines), LOG.fatal) == f"{lines[0]} {cause}"
+    # Without a traceback of its own no other line's exception is its cause.
+    assert ready.fatal_line("\n".join([lines[0], "more", *lines[5:]]), LOG.fatal) == lines[0]
+
+
 def test_stage_is_the_last_that_was_reached() -> None:
     lines = START.splitlines()
     assert ready.stage("\n".join(lines[:1]), LOG.stages) == "starting the engine"
