@@ -105,6 +105,8 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.metal.serve.plugins.module_utils.engines import ready
 from ansible_collections.metal.serve.plugins.module_utils.release import lock, state
 
+KERNEL_CLOCK_S = 120
+
 
 class Look:
     """One look at one replica."""
@@ -138,13 +140,22 @@ class Look:
 
     def container(self) -> tuple[ready.Container | None, str]:
         """Ask Docker for the container and the moment it was started."""
-        text = self.command("docker", "container", "inspect", "--format", "{{json .State}}", self.name)
+        text = self.command("docker", "container", "inspect", "--format", "{{.Id}} {{json .State}}", self.name)
         if not text:
             return None, ""
-        found = json.loads(text.splitlines()[0])
-        status = str(found.get("Status", ""))
-        return ready.Container(status, int(found.get("ExitCode", 0)), bool(found.get("OOMKilled"))), str(
-            found.get("StartedAt", "")
+        identity, _space, state_text = text.splitlines()[0].partition(" ")
+        found = json.loads(state_text)
+        started = str(found.get("StartedAt", ""))
+        killed = bool(found.get("OOMKilled")) or self.killed_for_memory(identity, started)
+        return ready.Container(str(found.get("Status", "")), int(found.get("ExitCode", 0)), killed), started
+
+    def killed_for_memory(self, identity: str, started: str) -> bool:
+        """Ask the kernel's log, whose clock may be off by some minutes on a host that has been up for long."""
+        if not started or started.startswith("0001"):
+            return False
+        since = time.localtime(ready.started_at(started) - KERNEL_CLOCK_S)
+        return ready.killed_for_memory(
+            self.command("dmesg", "--since", time.strftime("%Y-%m-%d %H:%M:%S", since)), identity
         )
 
     @property

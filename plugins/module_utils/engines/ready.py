@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any
 
 TAIL = 15
@@ -160,6 +161,21 @@ def failure(unit: Unit, container: Container | None, fatal: str, core_gone: bool
         (core_gone, "the process that does the work ended, though the container is up"),
     )
     return next((words for happened, words in causes if happened), "")
+
+
+def killed_for_memory(kernel_log: str, container_id: str) -> bool:
+    """Return whether the kernel says that it killed a process of this container because of the container's own limit.
+
+    Docker tells of the container's first process at most, and of none on some hosts; an engine's worker is a child.
+    """
+    return any(
+        "oom-kill:constraint=CONSTRAINT_MEMCG" in line and container_id in line for line in kernel_log.splitlines()
+    )
+
+
+def started_at(text: str) -> float:
+    """Return a time that Docker prints (``2026-12-01T02:44:12.189742358Z``) as seconds since 1970. Raises ValueError."""
+    return datetime.strptime(text[:19], "%Y-%m-%dT%H:%M:%S").replace(tzinfo=timezone.utc).timestamp()
 
 
 def tail(log: str, lines: int = TAIL) -> list[str]:

@@ -11,15 +11,15 @@ import pytest
 from tests.lab.redeploy import lab
 from tests.lab.redeploy_real import real
 
-# Processors for two workers, of which there is one: the parser and the configuration object take it, the start does not.
-CRASH = {"test_env": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}}
-# A cache that is larger than the container may be.
-OOM = {"test_env": {"VLLM_CPU_KVCACHE_SPACE": "4"}, "test_memory": "3g"}
+# A cache that is larger than the container may be: the worker sees that when it has loaded the model, and ends.
+CRASH = {"test_env": {"VLLM_CPU_KVCACHE_SPACE": "8"}}
+# Room for so many adapters that the limit has none for them: nothing looks, so the kernel kills the worker.
+OOM = {"test_memory": "3g", "test_settings": {"enable_lora": True, "max_loras": 16, "max_lora_rank": 512}}
 
 
 @pytest.mark.parametrize(
     ("release", "words"),
-    [(CRASH, "exit code 1"), (OOM, "the kernel killed it for memory")],
+    [(CRASH, "is less than requested memory for kv"), (OOM, "the kernel killed it for memory")],
     ids=["crash", "oom"],
 )
 def test_a_bad_release_is_taken_back(release: dict[str, object], words: str) -> None:

@@ -107,6 +107,22 @@ def test_failure_has_a_reason(
     assert bool(words) == bool(found)
 
 
+def test_a_worker_that_the_kernel_killed_is_found_in_its_log() -> None:
+    """As kernel and Docker told of vLLM 0.32.0 below a limit of 3 GiB: OOMKilled was false and the exit code 1."""
+    line = (
+        "[40654.223482] oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=b54f8d,mems_allowed=0,"
+        "oom_memcg=/docker/b54f8d,task_memcg=/docker/b54f8d,task=VLLM::Worker,pid=23948,uid=0"
+    )
+    assert ready.killed_for_memory(f"boot\n{line}\n", "b54f8d")
+    assert not ready.killed_for_memory(line, "c0ffee")
+    assert not ready.killed_for_memory(line.replace("CONSTRAINT_MEMCG", "CONSTRAINT_NONE"), "b54f8d")
+    assert not ready.killed_for_memory("", "b54f8d")
+
+
+def test_the_time_of_a_start() -> None:
+    assert ready.started_at("2026-12-01T02:44:12.189742358Z") == 1796093052
+
+
 def test_restarts_of_earlier_days_are_no_failure() -> None:
     unit = ready.Unit("active", "running", 2, 0)
     assert ready.failure(unit, UP, "", False, restarts_before=2) == ""
