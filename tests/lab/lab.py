@@ -16,6 +16,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
+CHECKOUT = Path(os.environ.get("METALSERVE_CHECKOUT", ROOT))
+"""Whose .lab the lab belongs to."""
 ENGINES, GATEWAY = ("engine1", "engine2"), "gateway1"
 NODES = (GATEWAY, *ENGINES)
 INVENTORY, NAME = "inventory/lab", "metalserve-lab"
@@ -48,7 +50,7 @@ def playbook_command(name: str, *arguments: str, inventory: str = INVENTORY) -> 
 
 def environment() -> dict[str, str]:
     """Return the environment of a playbook: this Python's tools first, no colour, the checkout that a lab belongs to."""
-    own = {"PATH": f"{BIN}:{os.environ['PATH']}", "METALSERVE_CHECKOUT": str(ROOT)}
+    own = {"PATH": f"{BIN}:{os.environ['PATH']}", "METALSERVE_CHECKOUT": str(CHECKOUT)}
     return {**os.environ, **own, "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1"}
 
 

@@ -23,7 +23,7 @@ ROOT = lab.ROOT
 INVENTORIES = os.environ.get("METALSERVE_REDEPLOY_INVENTORY", "tests/lab/redeploy/inventory").split(",")
 """A later one is laid over those before it."""
 SOURCES = [word for path in INVENTORIES for word in ("-i", path)]
-LAB = Path(os.environ.get("METALSERVE_REDEPLOY_LAB", ROOT / ".lab" / "redeploy"))
+LAB = Path(os.environ.get("METALSERVE_REDEPLOY_LAB", lab.CHECKOUT / ".lab" / "redeploy"))
 NAME = "metalserve-redeploy"
 ENGINES = ("engine1", "engine2")
 GATEWAYS = tuple(os.environ.get("METALSERVE_REDEPLOY_GATEWAYS", "gateway1 gateway2").split())
