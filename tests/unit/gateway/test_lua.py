@@ -408,6 +408,7 @@ def test_a_killed_worker_leaves_no_count(gateway: Gateway) -> None:
         with pytest.raises(Exception):  # noqa: B017, PT011 the client's connection is gone with the worker
             running.result()
     until(lambda: all(one["in_flight"] == 0 for one in replicas(gateway).values()), 10)
+    until(lambda: all(pool["in_flight"] == 0 for pool in admin(gateway, "/state")[1]["pools"]))
 
 
 def test_clients_that_leave_leave_no_count(gateway: Gateway) -> None:

@@ -5,6 +5,7 @@
 local ffi = require "ffi"
 local balancer = require "ngx.balancer"
 local cjson = require "cjson.safe"
+local get_request = require("resty.core.base").get_request
 local body = require "metalserve.body"
 local config = require "metalserve.config"
 local state = require "metalserve.state"
@@ -27,6 +28,16 @@ local function sha256(text)
     ffi.C.SHA256_Final(digest, context)
     local found = ffi.string(digest, 32)
     return found
+end
+
+-- What is known of each request that is under way, by the address that nginx has it at: that stays the same through internal
+-- redirects, which ngx.ctx does not outlive. The log phase, which every request comes to, ends it. Variables, which cost far
+-- more than a table's fields, are for what nginx itself reads: the access log, the way to the engine.
+local under_way = {}
+
+local function address()
+    local where = tonumber(ffi.cast("uintptr_t", get_request()))
+    return where
 end
 
 -- Answer with an error in the form that OpenAI's clients read, and end the request.
@@ -71,11 +82,13 @@ function _M.authenticate()
     if not client then
         return ngx.exit(401)
     end
+    local request = {key_name = client.name}
+    under_way[address()] = request
     ngx.var.metalserve_key_name = client.name
     if not ngx.var.http_x_request_id then
         ngx.var.metalserve_new_id = new_id()
     end
-    return client.name
+    return request
 end
 
 -- Pools ----------------------------------------------------------------------------------------------------------
@@ -86,7 +99,7 @@ local TEMPLATE_TOKENS = 512
 -- Return the pools that a request may use, best first: by name, else the model's pools that hold it, shortest first, else
 -- the longest. The rest of the list is where it goes when the first has no replica. Then, how many tokens it can be at
 -- the very most, or the name of a model that is not served; and whether a stream is wanted.
-local function candidates(text)
+local function candidates(request, text)
     local keys = text and body.keys(text) or {}
     local answer = keys.max_completion_tokens or keys.max_tokens or keys.max_output_tokens or 0
     local most = text and #text + answer + TEMPLATE_TOKENS or math.huge
@@ -107,7 +120,7 @@ local function candidates(text)
         return {pools[#pools]}, most, keys.stream
     end
     need = need + answer
-    ngx.var.metalserve_tokens = need
+    request.tokens, ngx.var.metalserve_tokens = need, need
     local fit = {}
     for _, pool in ipairs(pools) do
         if pool.max_model_len >= need then
@@ -182,30 +195,34 @@ local function choose(list, avoid, text, most)
     return best, count
 end
 
-local function take(replica)
+local function take(request, replica)
     if state.count(replica.id, 1) == 1 then
         -- From idle to busy: the time without progress begins now.
         state.set_busy(replica.id)
     end
-    ngx.var.metalserve_peer = replica.id
+    request.replica, ngx.var.metalserve_peer = replica, replica.id
 end
 
-local function give_back()
-    local id = ngx.var.metalserve_peer
-    if id and id ~= "" then
-        state.count(id, -1)
-        ngx.var.metalserve_peer = ""
+local function give_back(request)
+    local replica = request.replica
+    if replica then
+        state.count(replica.id, -1)
+        request.replica, ngx.var.metalserve_peer = nil, ""
     end
-    return id
+    return replica
 end
 
 -- Admission ------------------------------------------------------------------------------------------------------
 
-local function leave_pool()
-    local counted = ngx.var.metalserve_counted
-    if counted ~= "" then
-        state.count(config.by_name[counted].counter, -1)
-        ngx.var.metalserve_counted = ""
+local function enter_pool(request, pool)
+    request.pool, request.counted = pool, true
+    return state.count_pool(pool, 1)
+end
+
+local function leave_pool(request)
+    if request.counted then
+        request.counted = false
+        state.count_pool(request.pool, -1)
     end
 end
 
@@ -239,14 +256,15 @@ local function elsewhere(list)
 end
 
 -- Take the request into a pool and give it a replica of list, unless these are full.
-local function enter(pool, list, text, key_name)
-    ngx.var.metalserve_counted = pool.name
+local function enter(request, pool, list, text)
     local replica, count = choose(list, nil, text, pool.replica_max_in_flight)
-    local pool_count = state.count(pool.counter, 1) - elsewhere(list)
-    if pool_count > room(pool, list, key_name) or count >= pool.replica_max_in_flight then
+    local pool_count = enter_pool(request, pool) - elsewhere(list)
+    if pool_count > room(pool, list, request.key_name) or count >= pool.replica_max_in_flight then
+        leave_pool(request)
         return too_many("pool_full")
     end
-    take(replica)
+    request.others = #list > 1
+    take(request, replica)
 end
 
 local function is_inside()
@@ -255,15 +273,12 @@ end
 
 -- Access phase: key, body, pool, room, replica.
 function _M.access()
-    local key_name = ngx.var.metalserve_key_name
-    if key_name == "" then
-        key_name = _M.authenticate()
-    end
+    local request = under_way[address()] or _M.authenticate()
     local text = body.read()
     if not text and not is_inside() then
         return ngx.exec("@metalserve_inside")
     end
-    local pools, most, stream = candidates(text)
+    local pools, most, stream = candidates(request, text)
     if not pools then
         local name = most:match("^[%w._/@:+ -]+$")
         local message = name and "The model '" .. name .. "' does not exist." or "There is no such model."
@@ -291,15 +306,15 @@ function _M.access()
     end
     local allowed = config.settings.key_max_in_flight
     if allowed > 0 then
-        ngx.var.metalserve_key_counted = "1"
-        if state.count("key|" .. key_name, 1) > allowed then
+        request.key_counted = true
+        if state.count("key|" .. request.key_name, 1) > allowed then
             return too_many("key_full")
         end
     end
     if not in_time(pool) then
         return too_many("pool_rate", "Too many requests a second; try again shortly.")
     end
-    enter(pool, list, text, key_name)
+    enter(request, pool, list, text)
     -- Only where a replica could find the request too long is its 400 looked at: there the text of a 400 is lost.
     if most > pool.max_model_len and longer(pool) then
         return ngx.exec("@metalserve_climbing")
@@ -309,27 +324,28 @@ end
 -- A replica refused before any byte went out. Full (503): once, another one is asked. Too long, by its count (400): a
 -- longer pool is asked, and what that says is the answer.
 function _M.retry()
-    local pool, first = config.by_name[ngx.var.metalserve_pool], give_back()
+    local request = under_way[address()]
+    local pool, first = request.pool, give_back(request)
     if (ngx.var.upstream_status or ""):match("(%d+)$") == "400" then
         local above = longer(pool)
-        leave_pool()
+        leave_pool(request)
         if not above then
             return refuse(503, "server_error", "unavailable", "No replica for this length is available; try again shortly.")
         end
         ngx.var.metalserve_pool = above.name
-        return enter(above, state.eligible(above), body.read(), ngx.var.metalserve_key_name)
+        return enter(request, above, state.eligible(above), body.read())
     end
-    local other = choose(state.eligible(pool), first)
+    local other = choose(state.eligible(pool), first.id)
     ngx.var.metalserve_rejected = "503"
     if not other then
         return refuse(503, "server_error", "overloaded", "All replicas of this model are busy; try again shortly.")
     end
-    take(other)
+    take(request, other)
 end
 
 -- Return a replica of another pool of the same model that holds the request, where it may go to another pool.
-local function of_another_pool(pool)
-    local need = tonumber(ngx.var.metalserve_tokens)
+local function of_another_pool(request)
+    local need, pool = request.tokens, request.pool
     for _, other in ipairs(need and config.models[pool.served_name] or {}) do
         if other ~= pool and other.max_model_len >= need and #state.eligible(other) > 0 then
             return (least(state.eligible(other)))
@@ -339,23 +355,22 @@ end
 
 -- Balancer phase: the chosen replica; after a failed connect, once, another one.
 function _M.balance()
-    local id = ngx.var.metalserve_peer
-    local replica = config.replicas[id]
-    local pool = replica.pool
+    local request = under_way[address()]
+    local replica, pool = request.replica, request.pool
     if balancer.get_last_failure() then
         -- Only the checker says what is observed; until it has looked, others are asked.
-        state.suspect(id)
-        give_back()
-        local other = least(state.eligible(pool), id) or of_another_pool(pool)
+        state.suspect(replica.id)
+        give_back(request)
+        local other = least(state.eligible(pool), replica.id) or of_another_pool(request)
         if other and other.pool ~= pool then
-            leave_pool()
+            leave_pool(request)
             pool = other.pool
-            ngx.var.metalserve_pool, ngx.var.metalserve_counted = pool.name, pool.name
-            state.count(pool.counter, 1)
+            ngx.var.metalserve_pool = pool.name
+            enter_pool(request, pool)
         end
         replica = other or replica
-        take(replica)
-    elseif #state.eligible(pool) > 1 or of_another_pool(pool) then
+        take(request, replica)
+    elseif request.others or of_another_pool(request) then
         balancer.set_more_tries(1)
     end
     balancer.set_timeouts(pool.connect_s, pool.send_s, pool.read_s)
@@ -377,27 +392,28 @@ end
 
 -- What an answer that says no needs beside it. A body that nginx itself could not read is answered with a page of its own,
 -- where clients get JSON.
-local function mend(status)
+local function mend(status, request)
     if status == 401 then
         ngx.header["WWW-Authenticate"] = 'Bearer realm="metalserve"'
     elseif (status == 429 or status == 503) and not ngx.header["Retry-After"] then
         -- Also where an engine says 503 and forgets to say when to come back.
         ngx.header["Retry-After"] = "1"
-    elseif status == 400 and ngx.header["Content-Type"] == "text/html" then
-        ngx.ctx.instead = cjson.encode({error = {
+    elseif status == 400 and request and ngx.header["Content-Type"] == "text/html" then
+        local text = cjson.encode({error = {
             message = "The request could not be read.", type = "invalid_request_error", param = cjson.null, code = "bad_request",
         }}) .. "\n"
+        request.instead = text
         ngx.header["Content-Type"] = "application/json"
-        ngx.header["Content-Length"] = #ngx.ctx.instead
+        ngx.header["Content-Length"] = #text
     end
 end
 
 -- Header filter: an engine's own headers stay here.
 function _M.head()
-    local peer, status = ngx.var.metalserve_peer, ngx.status
-    if peer ~= "" then
+    local request, status = under_way[address()], ngx.status
+    if request and request.replica then
         -- For the body filter. That an engine could not be reached, or said nothing in time, is not its own answer.
-        ngx.ctx.peer = status ~= 502 and status ~= 504 and peer or nil
+        request.answers = status ~= 502 and status ~= 504
         for name in pairs(ngx.resp.get_headers(0, true)) do
             if not SHOWN[name] and not SHOWN[name:lower()] then
                 ngx.header[name] = nil
@@ -405,7 +421,7 @@ function _M.head()
         end
     end
     if status >= 400 then
-        mend(status)
+        mend(status, request)
     end
 end
 
@@ -413,27 +429,31 @@ local DATA, COMMENT = ("d"):byte(), (":"):byte()
 
 -- Body filter: a part of an answer is progress; an error as the first event of a stream is a refusal that came as a 200.
 function _M.filter()
-    local ctx = ngx.ctx
-    if ctx.instead then
-        ngx.arg[1], ngx.arg[2] = ctx.instead, true
-        ctx.instead = ""
+    local request = under_way[address()]
+    if not request then
         return
     end
-    local id = ctx.peer
-    if not id then
+    if request.instead then
+        ngx.arg[1], ngx.arg[2] = request.instead, true
+        request.instead = ""
         return
     end
+    local replica = request.answers and request.replica
+    if not replica then
+        return
+    end
+    local id = replica.id
     local now = ngx.now()
     if now - (noted[id] or 0) >= 0.5 then
         noted[id] = now
         state.set_progress(id)
     end
-    if not ctx.looked then
+    if not request.looked then
         local part = ngx.arg[1]
         if part and #part > 0 and part:byte(1) ~= COMMENT then
-            ctx.looked = true
+            request.looked = true
             local begins_with_error = part:byte(1) == DATA and part:find("^data: ?{%s*\"error\"")
-            local is_full = ngx.status == 400 and config.replicas[id].pool.rejects_as_400 and part:lower():find("queue", 1, true)
+            local is_full = ngx.status == 400 and replica.pool.rejects_as_400 and part:lower():find("queue", 1, true)
             if begins_with_error or is_full then
                 ngx.var.metalserve_rejected = begins_with_error and "in_stream" or "as_400"
             end
@@ -443,14 +463,19 @@ end
 
 -- Log phase: whatever happened, the request is over.
 function _M.done()
-    leave_pool()
-    if config.settings.key_max_in_flight > 0 and ngx.var.metalserve_key_counted == "1" then
-        state.count("key|" .. ngx.var.metalserve_key_name, -1)
+    local where = address()
+    local request = under_way[where]
+    if not request then
+        return
+    end
+    under_way[where] = nil
+    leave_pool(request)
+    if request.key_counted then
+        state.count("key|" .. request.key_name, -1)
     end
     -- The variables stay as they are: the access log may be written after this.
-    local id = ngx.var.metalserve_peer
-    if id and id ~= "" then
-        state.count(id, -1)
+    if request.replica then
+        state.count(request.replica.id, -1)
     end
 end
 

@@ -41,8 +41,8 @@ local function birth(pid)
 end
 
 -- The entries of a counter: of all workers together, and this worker's own. A process id alone may be another's later, so
--- a worker's name has its birth in it.
-local names, own_names, own_pid = {}, {}, nil
+-- a worker's name has its birth in it. The master counts nothing, so none of them is handed down.
+local names, own_names = {}, {}
 
 local function name_of(counter)
     local name = names[counter]
@@ -54,28 +54,35 @@ local function name_of(counter)
 end
 
 local function own_name_of(counter)
-    local pid = ngx.worker.pid()
-    if own_pid ~= pid then
-        own_pid, own_names = pid, {}
-    end
     local name = own_names[counter]
     if not name then
-        name = pid .. "@" .. (birth(pid) or "") .. "|" .. counter
+        local pid = ngx.worker.pid()
+        local replica = config.replicas[counter]
+        -- The share of a replica is one of its pool too.
+        name = pid .. "@" .. (birth(pid) or "") .. (replica and "/" .. replica.pool.name or "") .. "|" .. counter
         own_names[counter] = name
     end
     return name
 end
 
--- Count delta on a counter; the worker's own share is noted, so that it can be taken back if the worker dies.
-function _M.count(counter, delta)
-    mirror:incr(own_name_of(counter), delta, 0)
-    local name = name_of(counter)
+local function add(name, delta)
     local now = shared:incr(name, delta, 0) or 0
     if now < 0 then
         shared:incr(name, -now, 0)
         now = 0
     end
     return now
+end
+
+-- Count delta on a counter; the worker's own share is noted, so that it can be taken back if the worker dies.
+function _M.count(counter, delta)
+    mirror:incr(own_name_of(counter), delta, 0)
+    return add(name_of(counter), delta)
+end
+
+-- The same for a pool, whose share is that of its replicas: a request enters a pool and takes a replica in one go.
+function _M.count_pool(pool, delta)
+    return add(name_of(pool.counter), delta)
 end
 
 function _M.in_flight(counter)
@@ -101,7 +108,7 @@ end
 function _M.forget_dead_workers()
     local dead = {}
     for _, name in ipairs(mirror:get_keys(0)) do
-        local worker, pid, began, counter = name:match("^((%d+)@(%d*))|(.*)$")
+        local worker, pid, began, pool, counter = name:match("^((%d+)@(%d*))/?([^|]*)|(.*)$")
         if worker and dead[worker] == nil then
             dead[worker] = birth(pid) ~= began
         end
@@ -109,9 +116,9 @@ function _M.forget_dead_workers()
             local left = mirror:get(name) or 0
             mirror:delete(name)
             if left > 0 then
-                local now = shared:incr("n|" .. counter, -left, 0) or 0
-                if now < 0 then
-                    shared:incr("n|" .. counter, -now, 0)
+                add("n|" .. counter, -left)
+                if pool ~= "" then
+                    add("n|pool|" .. pool, -left)
                 end
                 ngx.log(ngx.WARN, "metalserve: took back ", left, " of ", counter, " that worker ", pid, " had left")
             end
