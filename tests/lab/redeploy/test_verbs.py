@@ -128,14 +128,3 @@ def test_interrupted_once_it_stops_before_the_next_node() -> None:
     assert "stopped before engine2, as asked" in rest
     back = lab.playbook("redeploy", *lab.QUICK)
     assert back.code == 0, back.end
-
-
-def test_to_the_conservative_setting_and_back() -> None:
-    run = lab.playbook("rollback", "-e", "release_to=conservative", *lab.QUICK)
-    try:
-        assert run.code == 0, run.end
-        config = lab.on(NODE, "cat /var/lib/metalserve/engines/short-0/current/config.yaml")
-        assert "max-num-batched-tokens: 4096" in config, config
-    finally:
-        assert lab.playbook("redeploy", *lab.QUICK).code == 0
-        assert lab.playbook("gateways").code == 0
