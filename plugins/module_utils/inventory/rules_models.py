@@ -11,6 +11,7 @@ from typing import Any
 from ansible_collections.metal.serve.plugins.module_utils.common.sizes import GIB, format_size, parse_size
 from ansible_collections.metal.serve.plugins.module_utils.inventory import knobs, values
 from ansible_collections.metal.serve.plugins.module_utils.inventory.model import WARNING
+from ansible_collections.metal.serve.plugins.module_utils.inventory.schema import COMMIT
 from ansible_collections.metal.serve.plugins.module_utils.inventory.values import did_you_mean, listed, show
 from ansible_collections.metal.serve.plugins.module_utils.inventory.view import (
     View,
@@ -18,8 +19,6 @@ from ansible_collections.metal.serve.plugins.module_utils.inventory.view import 
     text,
     whole,
 )
-
-COMMIT = re.compile(r"[0-9a-f]{40}")
 
 SMALLEST_ENGINE = GIB // 2
 """Bytes; an engine's Python alone takes more, so less is a forgotten unit (``memory: 88``)."""
@@ -56,7 +55,7 @@ def models(view: View) -> None:
             )
         if revision.endswith((".partial", ".manifest.json")):
             view.add_at(where, (name, "revision"), "ends like a file beside it", "choose another ending")
-        if kind == "huggingface" and revision and "commit" not in spec["source"] and not COMMIT.fullmatch(revision):
+        if kind == "huggingface" and revision and "commit" not in spec["source"] and not re.fullmatch(COMMIT, revision):
             view.add_at(
                 where,
                 (name, "source", "commit"),

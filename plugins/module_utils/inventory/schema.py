@@ -117,6 +117,8 @@ _CONTROLLER_HINT = 'an absolute path; "{{ inventory_dir }}/…" is one too'
 _VERSION = r"\d+\.\d+(\.\d+)?([.+-]?[A-Za-z0-9.]+)?"
 _URL = r"https?://[^\s/]+\S*"
 
+COMMIT = r"[0-9a-f]{40}"
+
 _LENGTHS = (
     Key("mean", "number", "Mean, in tokens.", low=1),
     Key("p95", "number", "95th percentile, in tokens; the mean where it is not given.", low=1),
@@ -340,7 +342,7 @@ SOURCES: Mapping[str, tuple[Key, ...]] = {
             "commit",
             "str",
             "Commit to fetch; default: the model's `revision`, where that is a commit.",
-            pattern=r"[0-9a-f]{40}",
+            pattern=COMMIT,
             hint="the 40 hexadecimal digits of the commit",
         ),
         Key("exclude", "list", "Patterns of files that are not fetched.", each=Key("", "str", "", empty=False)),

@@ -12,13 +12,28 @@ import os
 import select
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+def _program() -> str | None:
+    """Return the browser that runs here; Ubuntu's package is a script that asks for a snap, and ends with an error."""
+    found = [path for path in map(shutil.which, ("chromium", "chromium-browser")) if path]
+    return next(
+        (
+            path
+            for path in found
+            if subprocess.call([path, "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0
+        ),
+        None,
+    )
+
+
+PROGRAM = _program()
 
 
 class Page:

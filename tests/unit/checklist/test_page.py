@@ -20,7 +20,7 @@ from ansible_collections.metal.serve.plugins.module_utils.checklist.report impor
 from .browser import PROGRAM, Page, browser
 from .helpers import verdict
 
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed (scripts/test setup does)")
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium that runs (scripts/test setup installs Debian's)")
 
 WAIVER = {"reason": "the firmware owns it", "until": "2027-06-30"}
 

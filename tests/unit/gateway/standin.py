@@ -3,10 +3,10 @@
 """A small engine for gateway tests: it says what it was asked, streams when told, and misbehaves on request.
 
 Run as ``standin.py PORT [PORT...]``; every port is one engine. The prompt (first message, or ``prompt``) may hold
-orders: ``sleep=S`` before answering, ``steps=1`` (its counter moves meanwhile), ``status=N`` (for want of room with
-``queue=1``), ``tokens=N``, ``gap=S`` between tokens, ``too_long=PORT`` (the engine on that port says that it is),
-``sse_error=1`` (a 200 whose first event is an error; with ``comment=1`` after a comment), ``die`` (close without an
-answer), ``cut`` (break a stream off).
+orders: ``sleep=S`` before answering, ``held=1`` (until /release was asked), ``steps=1`` (its counter moves meanwhile),
+``status=N`` (for want of room with ``queue=1``), ``tokens=N``, ``gap=S`` between tokens, ``too_long=PORT`` (the engine
+on that port says that it is), ``sse_error=1`` (a 200 whose first event is an error; with ``comment=1`` after a
+comment), ``die`` (close without an answer), ``cut`` (break a stream off).
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ class Engine(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     server_version = "uvicorn"
     stepping = 0
+    released = threading.Event()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing."""
 
     def do_GET(self) -> None:
-        """Answer /health, and /metrics with a counter that moves while somebody works."""
+        """Answer /health, /release, and /metrics with a counter that moves while somebody works."""
+        if self.path == "/release":
+            Engine.released.set()
         if self.path == "/metrics":
             value = int(time.monotonic() * 1000) if Engine.stepping else 7
             data = f'# TYPE x counter\nvllm:iteration_tokens_total_count{{model_name="x"}} {value}\n'.encode()
@@ -63,6 +66,8 @@ class Engine(BaseHTTPRequestHandler):
             return
         Engine.stepping += "steps" in orders
         time.sleep(float(orders.get("sleep", 0)))
+        if "held" in orders:
+            Engine.released.wait()
         Engine.stepping -= "steps" in orders
         status = int(orders.get("status", 200))
         if status != 200:

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,20 +87,25 @@ def test_what_somebody_took_out_stays_with_him(gateway: Gateway, tmp_path: Path)
     ask(gateway, tmp_path, "in", NAME)
 
 
-def test_a_drain_waits_for_what_is_in_flight_and_loses_nothing(gateway: Gateway, tmp_path: Path) -> None:
-    body = {"model": "smollm2", "prompt": "sleep=3"}
+def test_a_drain_waits_for_what_is_in_flight_and_loses_nothing(
+    gateway: Gateway, ports: list[int], tmp_path: Path
+) -> None:
+    body = {"model": "smollm2", "prompt": "held=1"}
     answers: list[int] = []
     threads = [
         threading.Thread(target=lambda: answers.append(gateway.ask(body=body)[0].status), daemon=True)
         for _number in range(4)
     ]
     workers = gateway.workers()
+    assert ask(gateway, tmp_path, "healthy", NAME, wait=60)["waiting"] == []
     for thread in threads:
         thread.start()
-    until(lambda: harness.replicas(gateway)[NAME]["in_flight"] == 2)
+    until(lambda: harness.replicas(gateway)[NAME]["in_flight"] == 2, 60)
     ask(gateway, tmp_path, "out", NAME)
     assert ask(gateway, tmp_path, "drained", NAME, wait=0)["waiting"] == [f"{NAME}: 2 in flight"]
-    assert ask(gateway, tmp_path, "drained", NAME, wait=30)["waiting"] == []
+    for port in ports:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/release", timeout=60).close()
+    assert ask(gateway, tmp_path, "drained", NAME, wait=60)["waiting"] == []
     ask(gateway, tmp_path, "in", NAME)
     for thread in threads:
         thread.join()
