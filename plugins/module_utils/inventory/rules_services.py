@@ -119,7 +119,8 @@ def _judge_secret(view: View, setting: Setting | None, path: Path, secret: Any, 
         view.add_at(
             setting, path, f"is too short: fewer than {SHORTEST_KEY} characters", right, values.SECRET, view.lenient()
         )
-    elif not TOKEN.match(secret):
+    # What only stands around it is told where the text is looked at.
+    elif not TOKEN.match(secret.strip()):
         view.add_at(
             setting,
             path,

@@ -88,8 +88,10 @@ LOWEST_PORT = 1024
 LONGEST_CONTEXT = 16 * 1024 * 1024
 """Tokens; the longest context that any published model claims is 10 million. More is a slip of the keyboard."""
 
-MAKE_A_KEY = "openssl rand -hex 32 | ansible-vault encrypt_string --stdin-name {name}"
-"""Command that makes a key and encrypts it, ready to be pasted into a variables file."""
+MAKE_A_KEY = "openssl rand -hex 32 | tr -d '\\n' | ansible-vault encrypt_string --stdin-name {name}"
+"""Command that makes a key and encrypts it, ready to be pasted into a variables file. What encrypt_string reads is encrypted
+whole, so the line's end must not come along.
+"""
 
 RESERVED_PORTS: Mapping[int, str] = {
     22: "SSH",

@@ -24,6 +24,13 @@ SHOWN = 70
 SECRET = "(a secret, not shown)"
 DOC = "docs/variables.md"
 
+UNTRIMMED = {
+    False: "remove the spaces",
+    True: "write it without them; encrypt_string keeps the end of the line that it reads, so give it none:\n"
+    "printf %s THE_SECRET | ansible-vault encrypt_string --stdin-name NAME",
+}
+"""What is right for text with spaces or a line break around it, by whether it is secret."""
+
 _WANTED = {
     "bool": "true or false",
     "int": "a whole number",
@@ -257,7 +264,7 @@ def _scalar(key: Key, value: Any, path: Path) -> Iterator[Finding]:
                 secret=key.secret,
             )
         elif value != value.strip():
-            yield Finding(path, "has spaces around it", "remove the spaces", secret=key.secret)
+            yield Finding(path, "has spaces or a line break around it", UNTRIMMED[key.secret], secret=key.secret)
 
 
 def _bounds(low: float | None, high: float | None, value: Any, path: Path) -> Iterator[Finding]:

@@ -70,8 +70,8 @@ EXPECTED: dict[str, list[tuple[str, str, str]]] = {
         ("metalserve_engine_api_key", "(a secret, not shown)", "--stdin-name vault_engine_key"),
     ],
     "secrets_missing.yml": [
-        ("metalserve_api_keys", "", "openssl rand -hex 32 | ansible-vault encrypt_string"),
-        ("metalserve_engine_api_key", "", "openssl rand -hex 32 | ansible-vault encrypt_string"),
+        ("metalserve_api_keys", "", "openssl rand -hex 32 | tr -d '\\n' | ansible-vault encrypt_string"),
+        ("metalserve_engine_api_key", "", "openssl rand -hex 32 | tr -d '\\n' | ansible-vault encrypt_string"),
     ],
     "setting_in_the_wrong_place.yml": [
         ("max_num_batched_tokens", "8192", "metalserve_pools.<pool>.settings.max_num_batched_tokens")

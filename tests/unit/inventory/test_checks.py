@@ -126,6 +126,12 @@ ONE: list[tuple[Break, str, str, str]] = [
     (put("metalserve_api_keys/0/key", '5f2c9e1b7a3d4f"60a1'), "metalserve_api_keys[0].key", "header", "openssl"),
     (put("metalserve_api_keys/0/vip", "true"), "metalserve_api_keys[0].vip", "text", "write true"),
     (put("metalserve_engine_api_key", "Bearer 0c7d1e9f4b2a836517"), "metalserve_engine_api_key", "header", "openssl"),
+    (
+        put("metalserve_engine_api_key", "0c7d1e9f4b2a83651f\n"),
+        "metalserve_engine_api_key",
+        "a line break",
+        "printf %s",
+    ),
     (put("metalserve_engine_api_key", 1234567890123456789), "metalserve_engine_api_key", "a number to YAML", "quotes"),
     # registry, TLS, alerts
     (put("metalserve_registry", {"address": "http://a:5000"}), "metalserve_registry.address", "host", "host:port"),
