@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
         "--policy", metavar="FILE", help="with --snapshot: thresholds, expectations, waivers; JSON or YAML"
     )
     made.add_argument("--host", metavar="NAME", help="with --snapshot: the host's name in the report and in waivers")
-    made.add_argument("--limit", metavar="PATTERN", help="with -i: only these hosts")
+    made.add_argument("-l", "--limit", metavar="PATTERN", help="with -i: only these hosts")
     made.add_argument("--tags", metavar="AREAS", help="only these areas of checks, such as driver,gpu")
     made.add_argument(
         "--check", action="store_true", help="with -i: write nothing on the hosts, whatever the inventory says"

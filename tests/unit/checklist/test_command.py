@@ -141,6 +141,7 @@ def test_a_policy_in_yaml_changes_a_threshold(capsys: pytest.CaptureFixture[str]
         (("--snapshot", "."), "driver_minimum: new", "driver_minimum: 'new' is not a text with a version"),
         (("--snapshot", ".", "--tags", "gpuu"), None, "no area 'gpuu' of checks; did you mean gpu?"),
         (("--snapshot", ".", "--limit", "a"), None, "--limit belongs to -i."),
+        (("--snapshot", ".", "-l", "a"), None, "--limit belongs to -i."),
         (("-i", "hosts.yml", "--host", "a"), None, "--host belongs to --snapshot."),
         (("-i", "/no/such/inventory"), None, "-i /no/such/inventory: there is no such inventory."),
         (("--snapshot", ".", "-i", "x"), None, "not allowed with argument"),
