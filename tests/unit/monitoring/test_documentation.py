@@ -1,13 +1,15 @@
 # Copyright: the Metalserve authors
 # SPDX-License-Identifier: Apache-2.0
-"""docs/monitoring.md says what is there; the command line of the contract; the dashboard's shape."""
+"""docs/monitoring.md says what is there, docs/operations.md what to do; the command line of contracts; the dashboard."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -17,6 +19,7 @@ from metalserve_agent.catalogue import CATALOGUE
 from . import render, scrapes
 
 PAGE = (render.ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
+ON_CALL = (render.ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 
 
 def test_every_metric_of_the_agent_is_documented_as_it_is() -> None:
@@ -29,12 +32,22 @@ def test_every_metric_of_the_gateway_is_documented() -> None:
         assert f"`{name}`" in PAGE
 
 
-def test_every_alert_and_every_recorded_name_is_documented() -> None:
-    for inventory in ("gpu", "cpu"):
-        groups = yaml.safe_load(render.rendered(inventory)["rules/metalserve.yml"])["groups"]
-        for rule in (rule for group in groups for rule in group["rules"]):
-            name = rule.get("alert") or rule["record"]
-            assert f"`{name}`" in PAGE or f"`{name}{{" in PAGE, name
+def rules() -> list[dict[str, Any]]:
+    """Return every rule that some inventory gets."""
+    inventories = [yaml.safe_load(render.rendered(name)["rules/metalserve.yml"])["groups"] for name in ("gpu", "cpu")]
+    return [rule for groups in inventories for group in groups for rule in group["rules"]]
+
+
+def test_every_recorded_name_is_documented() -> None:
+    for name in {rule["record"] for rule in rules() if "record" in rule}:
+        assert f"`{name}`" in PAGE or f"`{name}{{" in PAGE, name
+
+
+def test_every_alert_has_its_answer_for_who_is_on_call() -> None:
+    """A row of operations.md: its names, its severity, when it fires, what to do; and no row for an alert that is none."""
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| (\w+) \| ([^|]+) \| ([^|]+) \|$", ON_CALL, flags=re.MULTILINE)
+    documented = {name: severity for names, severity, _fires, _do in rows for name in re.findall(r"`(\w+)`", names)}
+    assert documented == {rule["alert"]: rule["labels"]["severity"] for rule in rules() if "alert" in rule}
 
 
 def contract(*arguments: str) -> subprocess.CompletedProcess[str]:
