@@ -82,13 +82,12 @@ def test_tags_that_a_text_names_exist() -> None:
 
 
 def test_playbooks_that_a_remedy_names_exist() -> None:
-    later = {"redeploy.yml", "maintain.yml"}  # come with the rolling redeploy
     there = {path.name for path in (ROOT / "playbooks").glob("*.yml")}
     for one in ALL.values():
         named = set(re.findall(r"playbooks/([\w-]+\.yml)", one.remedy)) | set(
             re.findall(r"\b(maintain\.yml)", one.remedy)
         )
-        assert named <= there | later, one.id
+        assert named <= there, one.id
 
 
 def test_every_check_says_what_a_person_needs() -> None:
