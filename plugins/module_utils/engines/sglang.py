@@ -157,6 +157,8 @@ class Sglang(Adapter):
             return [Option(NAMES[name], fraction, words)]
         if name == "gpu_memory_utilization":
             return []
+        if name == "kv_cache_dtype":
+            return [Option(NAMES[name], {"fp8": "fp8_e4m3"}.get(value, value), why)]
         if name in NAMES:
             return [Option(NAMES[name], value, why)]
         if name in OWNED:

@@ -83,10 +83,14 @@ class Batching:
 
 
 def number(value: Any, name: str, low: float, what: str, whole: bool = False, high: float = 1e15) -> Any:
-    """Return ``value`` if it is a number, ``low`` to ``high``; else raise PlanError naming ``name`` and ``what``."""
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Return ``value`` if it is a number, ``low`` to ``high``; else raise PlanError naming ``name`` and ``what``.
+
+    The comparison takes whole numbers of any size, and no NaN or infinity.
+    """
+    good = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not good or not low <= value <= high or (whole and value != int(value)):
-        raise PlanError(f"{name} is {value!r}; it must be {what}.")
+        text = repr(value)
+        raise PlanError(f"{name} is {text if len(text) < 80 else text[:77] + '...'}; it must be {what}.")
     return int(value) if whole else value
 
 

@@ -53,15 +53,24 @@ class EnginePlan:
     warnings: list[str] = field(default_factory=list)
 
 
-def safe_utilization(shape: ModelShape, given: MemoryInput) -> tuple[float, bool]:
-    """Return the highest utilization (two decimals, at most the engine's default) at which nothing runs over later."""
+def safe_utilization(shape: ModelShape, given: MemoryInput) -> float:
+    """Return the highest utilization (two decimals) at which nothing runs over later."""
     plan = memory.predict(shape, given)
     outside = 0 if plan.graphs_inside else plan.graphs
     room = plan.total - memory.CONTEXT_BYTES - MARGIN_BYTES - outside - plan.uncounted
-    safe = math.floor(100 * room / plan.total) / 100
-    if safe >= memory.DEFAULT_UTIL:
-        return memory.DEFAULT_UTIL, False
-    return max(0.05, safe), True
+    return max(0.05, math.floor(100 * room / plan.total) / 100)
+
+
+def _check_start(plan: MemoryPlan, given: MemoryInput, where: str) -> None:
+    """Raise DoesNotFitError for a share that is not free at the start: the engine then refuses to start (request_memory)."""
+    free = plan.total - memory.CONTEXT_BYTES
+    if plan.requested > free and given.kv_cache_memory_bytes is None:
+        most = math.floor(100 * free / plan.total) / 100
+        raise DoesNotFitError(
+            f"{where}gpu_memory_utilization is {given.utilization:g}, {plan.requested / GIB:.2f} GiB; beside CUDA's own "
+            f"{memory.CONTEXT_BYTES / GIB:.2f} GiB only {free / GIB:.2f} are free at a start, and the engine refuses.",
+            [f"set gpu_memory_utilization to {most:g} or less"],
+        )
 
 
 def check_context(shape: ModelShape, length: int, where: str) -> None:
@@ -103,7 +112,7 @@ def _concurrency(shape: ModelShape, given: MemoryInput) -> float:
 def _more_gpus(shape: ModelShape, given: MemoryInput, available: int) -> list[str]:
     """Return the smallest larger parallelism that works: more tensor parallelism, else a second node."""
     for size in (2, 4, 8, 16):
-        if size <= given.tensor or shape.heads % size:
+        if size <= given.tensor or not weights.divisible(shape, size, given.data, given.expert_parallel):
             continue
         more = _concurrency(shape, dataclasses.replace(given, tensor=size))
         if more >= 1:
@@ -230,6 +239,20 @@ def as_asked(shape: ModelShape, fixed: Mapping[str, Any], where: str) -> ModelSh
     return dataclasses.replace(shape, quantization=AT_START[str(wanted)])
 
 
+def _cache_dtype(shape: ModelShape, target: Target, fixed: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the KV cache's type and, where the plan itself names it, why. Raises PlanError for one that the engine lacks."""
+    known = kv.known_dtypes(shape, target.engine)
+    wanted = fixed.get("kv_cache_dtype")
+    if wanted is None:
+        needed, why = kv.needed_dtype(shape, target.engine)
+        return needed or "auto", why
+    if wanted not in known:
+        raise PlanError(
+            f"{target.where}kv_cache_dtype is {wanted!r}; {target.engine} has for {shape.architecture} one of {', '.join(known)}."
+        )
+    return str(wanted), ""
+
+
 def _check_sizes(shape: ModelShape, target: Target, fixed: Mapping[str, Any]) -> None:
     """Raise PlanError for sizes that the engine refuses, whatever the memory."""
     where = target.where
@@ -256,6 +279,15 @@ def _check_cache(plan: MemoryPlan, given: MemoryInput, where: str) -> None:
         )
 
 
+def _held_requests(plan: MemoryPlan, prompt: float, load: Workload, caching: bool) -> tuple[int, str]:
+    """Return how many requests of mean length the KV cache holds, 8 at least and a multiple of 8, and that as a sentence."""
+    once = (load.shared_prefix or 0.0) * prompt if caching else 0.0
+    tokens = max(1.0, prompt - once + (load.output_mean or 0))
+    hold = max(8, 8 * int((plan.capacity.tokens - once) / tokens / 8))
+    beside = f" beside {once:.0f} that all share" if once else ""
+    return hold, f"the KV cache holds {hold} requests of {tokens:.0f} tokens{beside}"
+
+
 def plan_engine(
     shape: ModelShape,
     target: Target,
@@ -274,7 +306,7 @@ def plan_engine(
     check_context(shape, max_model_len, where)
     reasons = dict(batch.reasons)
     warnings: list[str] = []
-    dtype = str(fixed.get("kv_cache_dtype", "auto"))
+    dtype, why_dtype = _cache_dtype(shape, target, fixed)
     given = MemoryInput(
         gpu_name=target.gpu_name,
         total_mib=target.total_mib,
@@ -292,12 +324,15 @@ def plan_engine(
         expert_parallel=_flag(fixed, "enable_expert_parallel", where),
         index_bytes=target.index_bytes,
         kv_cache_memory_bytes=_fixed_number(fixed, "kv_cache_memory_bytes", where),
+        block_size=_fixed_number(fixed, "block_size", where) or 0,
+        prefix_caching=_flag(fixed, "enable_prefix_caching", where),
         calibration=target.calibration,
     )
     wish = _fixed_number(fixed, "gpu_memory_utilization", where, whole=False)
-    safe, lowered = safe_utilization(shape, given)
+    safe = safe_utilization(shape, given)
+    lowered = safe < memory.DEFAULT_UTIL
     if wish is None:
-        given = dataclasses.replace(given, utilization=safe)
+        given = dataclasses.replace(given, utilization=min(safe, memory.DEFAULT_UTIL))
         reasons["settings.gpu_memory_utilization"] = (
             f"lowered from the engine's {memory.DEFAULT_UTIL}: graphs and sampler state come on top of it; "
             if lowered
@@ -306,9 +341,10 @@ def plan_engine(
     else:
         given = dataclasses.replace(given, utilization=wish)
         reasons["settings.gpu_memory_utilization"] = "fixed in the settings"
-        if wish > safe and lowered:
+        if wish > safe:
             warnings.append(f"gpu_memory_utilization {wish:g} leaves too little beside it; {safe:g} is safe")
     plan = memory.predict(shape, given)
+    _check_start(plan, given, where)
     _check_cache(plan, given, where)
     ladder = given
     while (
@@ -327,16 +363,11 @@ def plan_engine(
     plan = memory.predict(shape, given)
     require_fit(shape, given, plan, where, target.available)
     if load.prompt_mean and "max_num_seqs" not in fixed:
-        # What prompts have in common is in the cache once, for all of them.
-        shared = 0.0 if fixed.get("enable_prefix_caching") is False else load.shared_prefix or 0.0
-        once = shared * load.prompt_mean
-        tokens = max(1.0, load.prompt_mean - once + (load.output_mean or 0))
-        hold = max(8, 8 * int((plan.capacity.tokens - once) / tokens / 8))
+        # What prompts have in common is in the cache once, for all of them; with hybrid models only where it is asked for.
+        caching = fixed.get("enable_prefix_caching", not shape.hybrid)
+        hold, why = _held_requests(plan, load.prompt_mean, load, bool(caching))
         if hold < given.max_num_seqs:
-            reasons["settings.max_num_seqs"] += (
-                f"; lowered from {given.max_num_seqs}: the KV cache holds {hold} requests of {tokens:.0f} tokens"
-                f"{f' beside {once:.0f} that all share' if once else ''}; see {DOC}#max-num-seqs"
-            )
+            reasons["settings.max_num_seqs"] += f"; lowered from {given.max_num_seqs}: {why}; see {DOC}#max-num-seqs"
             given = dataclasses.replace(given, max_num_seqs=hold)
             plan = memory.predict(shape, given)
     settings: dict[str, Any] = {
@@ -345,6 +376,9 @@ def plan_engine(
         "max_num_seqs": given.max_num_seqs,
         "gpu_memory_utilization": given.utilization,
     }
+    if why_dtype:
+        settings["kv_cache_dtype"] = dtype
+        reasons["settings.kv_cache_dtype"] = f"{why_dtype}; see {DOC}#kv"
     if load.priorities:
         settings["scheduling_policy"] = "priority"
         reasons["settings.scheduling_policy"] = f"the workload has priorities; see {DOC}#scheduling"

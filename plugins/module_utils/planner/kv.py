@@ -23,7 +23,6 @@ KV_BYTES = {
     "fp8_e4m3": 1.0,
     "fp8_e5m2": 1.0,
     "fp8_ds_mla": 1.0,
-    "int8": 1.0,
     "int8_per_token_head": 1.0,
     "fp8_per_token_head": 1.0,
     "int4_per_token_head": 0.5,
@@ -31,7 +30,8 @@ KV_BYTES = {
 }
 """Bytes per element; 0 means the model's own. nvfp4 keeps one scale byte for 16 elements."""
 
-PER_HEAD_SCALES = ("int8_per_token_head", "fp8_per_token_head", "int4_per_token_head", "int8")
+PER_HEAD_SCALES = ("int8_per_token_head", "fp8_per_token_head", "int4_per_token_head")
+DS_MLA = "fp8_ds_mla"
 DS_MLA_BYTES = 656
 """DeepSeek V3.2: 512 fp8 + 16 scales + 128 of bf16 rope (mla_attention.py)."""
 
@@ -42,6 +42,8 @@ V4_WINDOW = 128
 V4_BLOCK = 256
 SPARSE_BLOCK = 64
 GPU_BLOCK = 16
+BOUNDED = ("sliding", "chunked", "linear")
+"""Layers whose cache does not grow with the sequence."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,51 @@ def check_dtype(kv_dtype: str) -> None:
         raise PlanError(f"kv_cache_dtype is {kv_dtype!r}; it must be one of {', '.join(KV_BYTES)}.")
 
 
+def known_dtypes(shape: ModelShape, engine: str) -> tuple[str, ...]:
+    """Return the KV types that an engine kind has for a model.
+
+    vLLM 0.26: the ``supported_kv_cache_dtypes`` of the attention backends, config/cache.py for the rest; the packed record
+    exists for sparse attention alone. SGLang 0.5.23: its own names and fp8, whatever the model.
+    """
+    if engine == "sglang":
+        return ("auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
+    if shape.compressed:
+        return ("fp8", DS_MLA)
+    if shape.indexer is not None:
+        return ("auto", "bfloat16", "fp8", DS_MLA)
+    if shape.latent is not None:
+        return ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3")
+    return tuple(name for name in KV_BYTES if name != DS_MLA)
+
+
+def needed_dtype(shape: ModelShape, engine: str) -> tuple[str, str]:
+    """Return the KV type that a plan names because the engine's own choice would be worse, and why; empty where it is good.
+
+    Left to itself vLLM keeps 16-bit records for DeepSeek V3.2 (mla_attention.py, only an fp8 type is made the packed
+    record), and does not start a V4 (deepseek_v4/attention.py asserts an fp8 type).
+    """
+    if engine == "sglang":
+        return "", ""
+    if shape.compressed:
+        return "fp8", "its compressed layers exist in this type alone: the engine does not start with another"
+    if shape.indexer is not None:
+        return (
+            DS_MLA,
+            "packed records, as the model was published; left to itself the engine keeps 16-bit ones, 1.6 times larger",
+        )
+    return "", ""
+
+
+def _width(shape: ModelShape, kv_dtype: str) -> float:
+    """Return bytes per element; 'auto' is what the model's files ask for, else the model's own type."""
+    if kv_dtype == "auto" and shape.kv_dtype:
+        kv_dtype = shape.kv_dtype
+    return KV_BYTES[kv_dtype] or shape.dtype_bytes
+
+
 def _head_token_bytes(shape: ModelShape, tensor: int, kv_dtype: str) -> float:
     """Return bytes per token of one ordinary layer; key heads are replicated when ranks outnumber them."""
-    width = KV_BYTES[kv_dtype] or shape.dtype_bytes
+    width = _width(shape, kv_dtype)
     heads = math.ceil(shape.kv_heads / tensor)
     scales = 2 * heads * 4 if kv_dtype in PER_HEAD_SCALES else 0
     return 2 * heads * shape.head_dim * width + scales
@@ -78,11 +122,11 @@ def layer_token_bytes(shape: ModelShape, tensor: int, kv_dtype: str) -> float:
         return _head_token_bytes(shape, tensor, kv_dtype)
     elements = shape.latent.kv_rank + shape.latent.rope_dim
     if shape.indexer is not None:
-        # 'auto' is the packed 656-byte record here: the sparse kernels read nothing else.
-        plain = kv_dtype in ("bfloat16", "float16")
-        main = elements * 2.0 if plain else float(DS_MLA_BYTES)
+        # Every fp8 type is made the packed record (mla_attention.py, _canonicalize_sparse_mla_kv_cache_dtype).
+        width = _width(shape, kv_dtype)
+        main = float(DS_MLA_BYTES) if width < shape.dtype_bytes else elements * width
         return main + shape.indexer.head_dim + INDEXER_SCALE_BYTES
-    return elements * (KV_BYTES[kv_dtype] or shape.dtype_bytes)
+    return elements * _width(shape, kv_dtype)
 
 
 def _compressed_token_bytes(shape: ModelShape) -> float:
@@ -98,11 +142,11 @@ def _compressed_token_bytes(shape: ModelShape) -> float:
 
 
 def bytes_per_token(shape: ModelShape, tensor: int = 1, kv_dtype: str = "auto", pipeline: int = 1) -> float:
-    """Return the bytes that one more token of a long sequence takes on one GPU (sliding and linear layers: none)."""
+    """Return the bytes that one more token of a long sequence takes on one GPU; layers with a window, chunk or state: none."""
     check_dtype(kv_dtype)
     if shape.compressed:
         return _compressed_token_bytes(shape) / pipeline
-    growing = shape.layers - sum(1 for kind in shape.layer_kinds if kind in ("sliding", "linear"))
+    growing = shape.layers - sum(1 for kind in shape.layer_kinds if kind in BOUNDED)
     if shape.layer_kinds and growing == 0:
         growing = shape.layers
     return layer_token_bytes(shape, tensor, kv_dtype) * math.ceil(growing / pipeline)
@@ -118,8 +162,13 @@ def capacity(
     batched: int = 8192,
     in_flight_batches: int = 2,
     block: int = 0,
+    prefix_caching: bool = False,
 ) -> KvCapacity:
-    """Return what ``kv_bytes`` of one GPU hold; ``batched`` x ``in_flight_batches`` bounds what sliding layers keep."""
+    """Return what ``kv_bytes`` of one GPU hold; ``batched`` x ``in_flight_batches`` bounds what sliding layers keep.
+
+    ``block``: tokens of a block where they are fixed. ``prefix_caching``: asked for, which doubles the states that a
+    request of a hybrid model holds (kv_cache_interface.py, MambaSpec; the engine's default there is off).
+    """
     per_token = bytes_per_token(shape, tensor, kv_dtype, pipeline)
     kv_bytes = max(0, kv_bytes)
     if shape.compressed:
@@ -132,10 +181,11 @@ def capacity(
     token = layer_token_bytes(shape, tensor, kv_dtype)
     kinds = shape.layer_kinds or ("full",) * shape.layers
     kinds = kinds[: math.ceil(shape.layers / pipeline)] if pipeline > 1 else kinds
-    counts = {kind: kinds.count(kind) for kind in ("full", "sliding", "linear") if kinds.count(kind)}
+    counts = {kind: kinds.count(kind) for kind in ("full", *BOUNDED) if kinds.count(kind)}
     if "linear" in counts and shape.linear_state is not None:
-        # The attention block grows until its page is no smaller than a linear layer's state.
-        block = max(block, GPU_BLOCK * math.ceil(shape.linear_state.bytes_per_sequence / token / GPU_BLOCK))
+        # The attention block grows until its page is no smaller than a linear layer's state, which the ranks share
+        # (platforms/interface.py, _align_hybrid_block_size).
+        block *= math.ceil(shape.linear_state.bytes_per_sequence / tensor / (token * block))
     largest, smallest = max(counts.values()), min(counts.values())
     group = largest if largest < smallest * 1.5 else smallest
     page = token * block
@@ -148,8 +198,10 @@ def capacity(
         elif kind == "sliding":
             kept = min(shape.sliding_window - 1 + batched * in_flight_batches, max_model_len)
             pages = math.ceil(kept / block) + 1
+        elif kind == "chunked":
+            pages = math.ceil(min(shape.chunk + batched * in_flight_batches, max_model_len) / block)
         else:
-            pages = 1
+            pages = 2 if prefix_caching else 1
         per_request += groups * pages
     concurrency = blocks / per_request
     return KvCapacity(

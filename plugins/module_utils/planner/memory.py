@@ -52,6 +52,12 @@ class MemoryInput:
     expert_parallel: bool = False
     index_bytes: int | None = None
     kv_cache_memory_bytes: int | None = None
+    block_size: int = 0
+    """Tokens of a block of the KV cache where they are fixed; 0: the engine's own."""
+
+    prefix_caching: bool = False
+    """Whether prefix caching is asked for; it costs KV cache with hybrid models alone."""
+
     calibration: EngineConstants | None = None
 
 
@@ -299,6 +305,8 @@ def predict(shape: ModelShape, given: MemoryInput) -> MemoryPlan:
         given.kv_cache_dtype,
         given.max_num_batched_tokens,
         pipeline_batches,
+        given.block_size,
+        given.prefix_caching,
     )
     error = fitted.expected_overhead_gib
     if ranks > 1:
@@ -346,11 +354,12 @@ def parse_gpu(text: str) -> tuple[str, int, int]:
     if len(parts) != 3 or not parts[0].strip():
         raise PlanError(f"--gpu is {text!r}; {sample}.")
     name, mib, count = parts[0].strip(), parts[1].strip(), parts[2].strip()
+    text = text if len(text) < 160 else text[:157] + "..."
     if len(name) > 100 or not name.isprintable():
         raise PlanError(f"--gpu has a name of {len(name)} characters, {name[:30]!r}…; {sample}.")
-    if not (mib.isascii() and mib.isdigit()) or not 1024 <= int(mib) <= 4 * 1024**2:
+    if not (mib.isascii() and mib.isdigit() and len(mib) < 20) or not 1024 <= int(mib) <= 4 * 1024**2:
         raise PlanError(f"--gpu is {text!r}; its memory must be whole MiB, 1024 or more: {sample}.")
-    if not (count.isascii() and count.isdigit()) or not 1 <= int(count) <= 1024:
+    if not (count.isascii() and count.isdigit() and len(count) < 20) or not 1 <= int(count) <= 1024:
         raise PlanError(f"--gpu is {text!r}; its count must be 1..1024: {sample}.")
     return name, int(mib), int(count)
 

@@ -19,18 +19,54 @@ INNER = ("text_config", "llm_config", "language_config", "thinker_config")
 """Where models that see or hear keep the part that writes."""
 
 INHERITED = ("torch_dtype", "dtype", "quantization_config", "compression_config", "tie_word_embeddings")
-KV_HEADS = ("num_key_value_heads", "n_head_kv", "num_kv_heads", "multi_query_group_num")
+KV_HEADS = ("num_key_value_heads", "n_head_kv", "num_kv_heads", "multi_query_group_num", "num_attention_groups")
 POSITIONS = (
     "max_position_embeddings",
     "n_positions",
     "max_seq_len",
     "seq_length",
     "model_max_length",
+    "max_target_positions",
     "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
 )
-"""As vLLM looks for them (config/model.py)."""
+"""As vLLM looks for them: the smallest counts (model_arch_config_convertor.py, derive_max_model_len_and_key)."""
 
-MIXTURE = ("num_experts_per_tok|experts_per_token",)
+CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "gemma3": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+    },
+    "llama4": {"attention_chunk_size": 8192, "no_rope_layer_interval": 4},
+}
+"""What transformers' own configuration class assumes and published files of the kind leave out."""
+
+TIED = ("gemma", "cohere", "falcon", "opt", "bloom")
+"""Kinds whose output layer is the embedding table where config.json says nothing."""
+
+EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
+PER_TOKEN = (
+    "num_experts_per_tok",
+    "experts_per_token",
+    "num_experts_per_token",
+    "moe_experts_per_token",
+    "moe_topk",
+    "moe_k",
+    "top_k_experts",
+)
+SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+"""A mixture's numbers under the names that published models have for them."""
+
+LATENT_KINDS = ("deepseek", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite", "pangu_ultra_moe", "axk1")
+"""Kinds whose latent attention vLLM keeps compressed (model_arch_config_convertor.py, is_deepseek_mla); others with the
+same keys, such as MiniCPM3, get a cache of whole heads."""
+
+MIXTURE = ("|".join(PER_TOKEN),)
 REQUIRED = {
     "deepseek_v2": ("kv_lora_rank", "n_routed_experts", "moe_intermediate_size", *MIXTURE),
     "deepseek_v3": ("kv_lora_rank", "n_routed_experts", "moe_intermediate_size", *MIXTURE),
@@ -47,9 +83,23 @@ UNCOUNTED = {
         ("mamba_d_state", "mamba_d_ssm", "ssm_state_size", "state_size", "attn_layer_period", "attn_layer_indices"),
         "state-space layers",
     ),
-    **dict.fromkeys(("hybrid_override_pattern", "layers_block_type", "attn_type_list"), "layers of several kinds"),
-    **dict.fromkeys(("block_configs", "num_key_value_heads_per_layer"), "layers that differ in size"),
-    **dict.fromkeys(("conv_L_cache", "lru_width", "rwkv_version"), "recurrent layers"),
+    **dict.fromkeys(
+        ("hybrid_override_pattern", "hybrid_layer_pattern", "layers_block_type", "attention_other_setting"),
+        "layers of several kinds",
+    ),
+    **dict.fromkeys(
+        (
+            "block_configs",
+            "num_key_value_heads_per_layer",
+            "global_head_dim",
+            "num_global_key_value_heads",
+            "swa_head_dim",
+        ),
+        "layers that differ in size",
+    ),
+    **dict.fromkeys(("conv_L_cache", "lru_width", "rwkv_version", "linear_attn_config"), "recurrent layers"),
+    **dict.fromkeys(("num_kv_shared_layers", "cla_share_factor"), "layers that share a KV cache"),
+    "zero_expert_num": "layers of two attentions each",
 }
 """Keys of models that the planner cannot count; a wrong number would be worse than none."""
 
@@ -108,6 +158,8 @@ class Quantization:
     zero_points: bool = False
     block: tuple[int, int] | None = None
     skip: tuple[str, ...] = ()
+    mixed: bool = False
+    """Whether groups of layers differ in bits; counted as the first group."""
 
 
 @dataclass(frozen=True)
@@ -138,12 +190,16 @@ class ModelShape:
     context_limit: int = 0
     """Longest context that the model was made for, rope scaling counted; 0 where config.json does not say."""
     sliding_window: int = 0
+    chunk: int = 0
+    """Tokens of Llama 4's chunks: a chunked layer looks at its own chunk alone."""
     layer_kinds: tuple[str, ...] = ()
     experts: Experts | None = None
     latent: Latent | None = None
     indexer: Indexer | None = None
     linear_state: LinearState | None = None
     quantization: Quantization | None = None
+    kv_dtype: str = ""
+    """Type of the KV cache that the files ask for, taken where nothing else is fixed; empty: the model's own."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -233,15 +289,26 @@ def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return _object(rope, "full_attention") or rope
 
 
-def _context_limit(config: Mapping[str, Any], positions: int) -> int:
-    """Return the longest context with rope scaling counted, as vLLM derives it (config/model.py)."""
+def _positions(config: Mapping[str, Any]) -> int:
+    """Return the positions that the model was made with, 0 where config.json does not say; model_max_length wins."""
+    found = [_whole(config, name, low=1) for name in POSITIONS if config.get(name) is not None]
+    return _whole(config, "model_max_length", 0) or min(found, default=0)
+
+
+def _context_limit(config: Mapping[str, Any], positions: int, kind: str) -> int:
+    """Return the longest context with rope scaling counted, as vLLM derives it (config/model.py).
+
+    Gemma 3's positions have their scaling in them already.
+    """
+    if kind.startswith("gemma3"):
+        return positions
     rope = _rope(config)
-    kind = _word(rope, "rope_type") or _word(rope, "type") or "default"
+    scaling = _word(rope, "rope_type") or _word(rope, "type") or "default"
     factor = _real(rope, "factor", 1.0, 1.0, 1e4)
-    if kind in ("default", "su", "longrope", "llama3", "mrope"):
+    if scaling in ("default", "su", "longrope", "llama3", "mrope"):
         return positions
     original = _whole(rope, "original_max_position_embeddings", positions, low=1)
-    return max(positions, int((original if kind == "yarn" else positions) * factor))
+    return int((original if scaling == "yarn" else positions) * factor)
 
 
 def _block(raw: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -265,18 +332,54 @@ def _grouped(method: str, raw: Mapping[str, Any], skip: tuple[str, ...]) -> Quan
     if bits not in (2, 3, 4, 8):
         raise PlanError(f"config.json has quantization_config.bits = {bits!r}; {method} knows 2, 3, 4 and 8.")
     zero = _flag(raw, "zero_point", method.startswith("awq") or not _flag(raw, "sym", True))
-    return Quantization(method, bits, _group(raw, 128), zero, skip=skip)
+    return Quantization(method, bits, _group(raw, _whole(raw, "q_group_size", 128, low=-1)), zero, skip=skip)
 
 
-def _compressed_tensors(method: str, raw: Mapping[str, Any], skip: tuple[str, ...]) -> Quantization:
-    """Return a compressed-tensors scheme from the weights of its first group."""
+def _compressed_tensors(method: str, raw: Mapping[str, Any], skip: tuple[str, ...]) -> Quantization | None:
+    """Return a compressed-tensors scheme from the weights of its first group; None where it leaves the weights plain."""
     groups = _object(raw, "config_groups")
-    first = next(iter(sorted(groups)), "")
-    weights = _object(_object(groups, first), "weights")
-    bits = _whole(weights, "num_bits", 8)
-    if bits not in (4, 8):
-        raise PlanError(f"config.json has compressed-tensors weights of {bits!r} bits; the planner counts 4 and 8.")
-    return Quantization(method, bits, _group(weights, 0), skip=skip)
+    schemes = [_object(_object(groups, name), "weights") for name in sorted(groups)]
+    found = [scheme for scheme in schemes if scheme]
+    if not found:
+        return None
+    each = [_whole(scheme, "num_bits", 8) for scheme in found]
+    for bits in each:
+        if bits not in (4, 8):
+            raise PlanError(f"config.json has compressed-tensors weights of {bits!r} bits; the planner counts 4 and 8.")
+    return Quantization(method, each[0], _group(found[0], 0), skip=skip, mixed=len(set(each)) > 1)
+
+
+def _kv_dtype(config: Mapping[str, Any], latent: bool) -> str:
+    """Return the KV type that quantized files ask for, empty where they do not.
+
+    vLLM takes it where the type is 'auto': ModelOpt's (torch_utils.py, get_kv_cache_quant_algo_string), and compressed
+    tensors' for attention that is not latent (attention.py).
+    """
+    raw = _object(config, "quantization_config") or _object(config, "compression_config")
+    method = _method(raw)
+    inner = _object(raw, "quantization") or raw
+    scheme = inner.get("kv_cache_scheme") or raw.get("kv_cache_scheme")
+    if method == "compressed-tensors":
+        return "fp8" if scheme and not latent else ""
+    if not method.startswith("modelopt"):
+        return ""
+    if isinstance(scheme, Mapping):
+        if scheme.get("type") != "float":
+            return ""
+        if scheme.get("num_bits") == 4:
+            return "nvfp4"
+        return "fp8" if scheme.get("num_bits") == 8 and scheme.get("dynamic") is False else ""
+    named = scheme or inner.get("kv_cache_quant_algo") or raw.get("kv_cache_quant_algo")
+    return named.lower() if isinstance(named, str) and named.lower() in ("fp8", "nvfp4") else ""
+
+
+def _method(raw: Mapping[str, Any]) -> str:
+    """Return the method's name as vLLM makes it one (model_arch_config_convertor.py, _normalize_quantization_config)."""
+    method = _word(raw, "quant_method").lower().replace("compressed_tensors", "compressed-tensors")
+    if _word(_object(raw, "producer"), "name") == "modelopt":
+        algorithm = _word(_object(raw, "quantization") or raw, "quant_algo").upper()
+        method = "modelopt_fp4" if algorithm == "NVFP4" else method or "modelopt"
+    return method.removesuffix("_marlin")
 
 
 def parse_quantization(config: Mapping[str, Any]) -> Quantization | None:
@@ -284,7 +387,7 @@ def parse_quantization(config: Mapping[str, Any]) -> Quantization | None:
     raw = _object(config, "quantization_config") or _object(config, "compression_config")
     if not raw:
         return None
-    method = _word(raw, "quant_method").lower()
+    method = _method(raw)
     listed = next((key for key in ("modules_to_not_convert", "ignore", "ignored_layers") if raw.get(key)), "ignore")
     skip = tuple(_list(raw, listed, str, "words") or ())
     four = "FP4" in _word(raw, "quant_algo").upper()
@@ -311,7 +414,7 @@ LAYER_NAMES = {
     "full_attention": "full",
     "attention": "full",
     "sliding_attention": "sliding",
-    "chunked_attention": "sliding",
+    "chunked_attention": "chunked",
     "linear_attention": "linear",
     "compressed_sparse_attention": "compressed:4",
     "heavily_compressed_attention": "compressed:128",
@@ -359,8 +462,18 @@ def _every(config: Mapping[str, Any], layers: int) -> tuple[str, ...]:
     return _patterned(layers, every, "sliding") if every > 1 else ()
 
 
+def _chunked_kinds(config: Mapping[str, Any], layers: int) -> tuple[str, ...]:
+    """Return Llama 4's kinds: layers with rotary positions look at their chunk alone (no_rope_layers, 1 for those)."""
+    rotary = _list(config, "no_rope_layers", int, "whole numbers")
+    if not rotary:
+        return _patterned(layers, max(1, _whole(config, "no_rope_layer_interval", 4)), "chunked")
+    if len(rotary) < layers:
+        raise PlanError(f"config.json has {len(rotary)} no_rope_layers for {layers} layers; it must name each layer.")
+    return tuple("chunked" if here else "full" for here in rotary[:layers])
+
+
 def _layer_kinds(config: Mapping[str, Any], layers: int, window: int, kind: str) -> tuple[str, ...]:
-    """Return the attention of each layer: full, sliding, linear, compressed:N; empty when all are full."""
+    """Return the attention of each layer: full, sliding, chunked, linear, compressed:N; empty when all are full."""
     rates = _list(config, "compress_rates", int, "whole numbers") or _list(
         config, "compress_ratios", int, "whole numbers"
     )
@@ -370,8 +483,10 @@ def _layer_kinds(config: Mapping[str, Any], layers: int, window: int, kind: str)
     kinds: tuple[str, ...] = ()
     if kind.startswith("deepseek_v4") and rates is not None:
         kinds = _compressed_kinds(rates, layers)
-    elif listed is not None:
+    elif listed:
         kinds = _listed_kinds(listed, layers)
+    elif kind.startswith("llama4") and config.get("attention_chunk_size"):
+        kinds = _chunked_kinds(config, layers)
     elif kind.startswith("deepseek_v4"):
         # transformers' default pattern: after three heavily compressed layers every second one is sparse.
         sparse = (layers - 3) // 2
@@ -391,13 +506,18 @@ def _layer_kinds(config: Mapping[str, Any], layers: int, window: int, kind: str)
             "config.json has linear_attention layers and no linear_num_value_heads; the planner counts the state of gated "
             "delta nets alone."
         )
+    if "chunked" in kinds and not config.get("attention_chunk_size"):
+        kinds = tuple("full" if name == "chunked" else name for name in kinds)
     if "sliding" in kinds and not window and not kind.startswith("deepseek_v4"):
         raise PlanError("config.json has sliding_attention layers and no sliding_window; the planner needs its size.")
     return kinds
 
 
-def _linear_state(config: Mapping[str, Any], width: int) -> LinearState | None:
-    """Return the state of a gated-delta-net layer (Qwen3-Next keys), None where there is none."""
+def _linear_state(config: Mapping[str, Any], width: int, kind: str) -> LinearState | None:
+    """Return the state of a gated-delta-net layer (Qwen3-Next keys), None where there is none.
+
+    vLLM keeps it in the model's own type; Qwen3.5 says another one (config.py, Qwen3_5ForConditionalGenerationConfig).
+    """
     heads = _whole(config, "linear_num_value_heads", 0)
     if not heads:
         return None
@@ -406,14 +526,17 @@ def _linear_state(config: Mapping[str, Any], width: int) -> LinearState | None:
     keys = _whole(config, "linear_num_key_heads", low=1) * key_size
     values = heads * value_size
     kernel = _whole(config, "linear_conv_kernel_dim", 4, low=1)
-    state = heads * key_size * value_size * 4
+    said = _word(config, "mamba_ssm_dtype").replace("torch.", "") if kind.startswith("qwen3_5") else ""
+    if said and said not in DTYPE_BYTES:
+        raise _wrong("mamba_ssm_dtype", said, f"one of {', '.join(sorted(DTYPE_BYTES))}")
+    state = heads * key_size * value_size * (DTYPE_BYTES[said] if said else width)
     convolution = (2 * keys + values) * (kernel - 1) * width
     return LinearState(
         bytes_per_sequence=state + convolution, key_dim=keys, value_dim=values, value_heads=heads, kernel=kernel
     )
 
 
-def _dense_layers(config: Mapping[str, Any], layers: int) -> int:
+def _dense_layers(config: Mapping[str, Any], layers: int, kind: str) -> int:
     """Return how many layers of a mixture of experts have a plain MLP instead."""
     step = _whole(config, "decoder_sparse_step", 1, low=1)
     dense = set(range(min(_whole(config, "first_k_dense_replace", 0), layers)))
@@ -425,31 +548,54 @@ def _dense_layers(config: Mapping[str, Any], layers: int) -> int:
     else:
         every = _whole(config, "moe_layer_freq", 1, low=1)
         dense |= {index for index in range(layers) if index % every}
+    first = _whole(config, "moe_layer_start_index", 0)
+    last = _whole(config, "moe_layer_end_index", layers - 1)
+    between = _whole(config, "moe_layer_interval", 1, low=1)
+    dense |= {index for index in range(layers) if not first <= index <= last or (index + 1) % between}
+    if kind.startswith("llama4"):
+        step = _whole(config, "interleave_moe_layer_step", 1)
+        mixed_layers = _list(config, "moe_layers", int, "whole numbers")
+        if mixed_layers is None:
+            mixed_layers = [index for index in range(layers) if step and (index + 1) % step == 0]
+        dense |= set(range(layers)) - set(mixed_layers)
     return len(dense & set(range(layers)))
 
 
-def _experts(config: Mapping[str, Any], layers: int) -> Experts | None:
-    """Return the mixture-of-experts part, None for a dense model."""
-    names = [name for name in ("n_routed_experts", "num_local_experts", "num_experts") if config.get(name) is not None]
+def _experts(config: Mapping[str, Any], layers: int, kind: str) -> Experts | None:
+    """Return the mixture-of-experts part, None for a dense model. Raises PlanError for a mixture with other keys."""
+    names = [name for name in EXPERTS if config.get(name) is not None]
     count = _whole(config, names[0]) if names else 0
     if not count:
+        other = sorted(
+            name
+            for name, value in config.items()
+            if name not in EXPERTS
+            and (name.startswith("moe_") or name.endswith("_experts"))
+            and isinstance(value, (int, list))
+            and not isinstance(value, bool)
+            and value
+        )
+        if other and not names:
+            raise PlanError(
+                f"config.json has {', '.join(other[:3])} and none of {', '.join(EXPERTS)}: a mixture of experts, which the "
+                "planner would count as a dense model."
+            )
         return None
-    per_token = "num_experts_per_tok" if config.get("num_experts_per_tok") is not None else "experts_per_token"
-    if config.get(per_token) is None:
-        per_token = "num_experts_per_tok"
+    per_token = next((name for name in PER_TOKEN if config.get(name) is not None), PER_TOKEN[0])
     chosen = _whole(config, per_token, low=1)
     if chosen > count:
         raise PlanError(f"config.json has {per_token} = {chosen} of {names[0]} = {count}; it must be {count} at most.")
     own = config.get("moe_intermediate_size") is not None
     size = _whole(config, "moe_intermediate_size" if own else "intermediate_size", low=1)
     shared = _whole(config, "shared_expert_intermediate_size", 0)
-    shared = shared or (_whole(config, "n_shared_experts", 0)) * size
+    alike = next((name for name in SHARED if config.get(name) is not None), SHARED[0])
+    shared = shared or _whole(config, alike, 1 if kind.startswith("llama4") else 0) * size
     return Experts(
         count=count,
         per_token=chosen,
         intermediate=size,
         shared_intermediate=shared,
-        dense_layers=_dense_layers(config, layers),
+        dense_layers=_dense_layers(config, layers, kind),
         shared_gate=bool(config.get("shared_expert_intermediate_size")),
         router_bias=_word(config, "topk_method") == "noaux_tc",
     )
@@ -464,7 +610,11 @@ def _text_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]
             break
         outer, part = config, _object(config, inner)
         senses = senses or bool(outer.get("vision_config") or outer.get("audio_config"))
-        config = {**part, "architectures": outer.get("architectures") or part.get("architectures")}
+        config = {
+            **part,
+            "architectures": outer.get("architectures") or part.get("architectures"),
+            "model_type": part.get("model_type") or outer.get("model_type"),
+        }
         for name in INHERITED:
             if config.get(name) is None and outer.get(name) is not None:
                 config[name] = outer[name]
@@ -475,9 +625,18 @@ def _refuse_uncounted(config: Mapping[str, Any], kind: str) -> None:
     """Raise PlanError for a model that would be counted as something else than it is."""
     if _flag(config, "is_encoder_decoder", False):
         raise PlanError("config.json has is_encoder_decoder = true; the planner counts decoders alone.")
+    if any(one != 1 for one in _list(config, "attn_type_list", int, "whole numbers") or ()):
+        raise PlanError(
+            "config.json has attn_type_list: a model with layers of several kinds, which the planner does not count."
+        )
     for name, what in UNCOUNTED.items():
         if config.get(name):
             raise PlanError(f"config.json has {name}: a model with {what}, which the planner does not count.")
+    if config.get("kv_lora_rank") and not kind.startswith(LATENT_KINDS):
+        raise PlanError(
+            f"config.json of model_type {kind} has kv_lora_rank; vLLM keeps a latent cache for {', '.join(LATENT_KINDS)} alone, "
+            "and the planner does not count other attention of that form."
+        )
     for wanted in REQUIRED.get(kind, ()):
         names = wanted.split("|")
         if all(not config.get(name) for name in names):
@@ -492,17 +651,23 @@ def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
     return _whole(config, name, low=1) if name else heads
 
 
-def parse_config(config: Any) -> ModelShape:
-    """Return the shape that config.json describes. Raises PlanError naming the key that is missing or wrong."""
-    if not isinstance(config, Mapping):
-        raise PlanError(f"config.json holds {type(config).__name__}; it must be a JSON object.")
-    config, notes = _text_part(config)
+def _identity(config: Mapping[str, Any]) -> tuple[str, str]:
+    """Return (architecture, model_type in small letters), each from the other where one is missing."""
     named = _list(config, "architectures", str, "words") or []
     kind = _word(config, "model_type").lower()
     architecture = named[0] if named else kind
     if not architecture:
         raise PlanError("config.json names neither architectures nor model_type; the planner needs one of them.")
-    kind = kind or architecture.lower().replace("forcausallm", "")
+    return architecture, kind or architecture.lower().replace("forcausallm", "").replace("deepseekv", "deepseek_v")
+
+
+def parse_config(config: Any) -> ModelShape:
+    """Return the shape that config.json describes. Raises PlanError naming the key that is missing or wrong."""
+    if not isinstance(config, Mapping):
+        raise PlanError(f"config.json holds {type(config).__name__}; it must be a JSON object.")
+    config, notes = _text_part(config)
+    architecture, kind = _identity(config)
+    config = {**CLASS_DEFAULTS.get(kind.removesuffix("_text"), {}), **config}
     _refuse_uncounted(config, kind)
     hidden = _whole(config, "hidden_size", low=1)
     heads = _whole(config, "num_attention_heads", low=1)
@@ -545,9 +710,12 @@ def parse_config(config: Any) -> ModelShape:
             head_dim=_whole(config, "index_head_dim", low=1),
             topk=_whole(config, "index_topk", 2048),
         )
-    experts = _experts(config, layers)
+    experts = _experts(config, layers, kind)
     qwen2 = kind.startswith("qwen2")
     bias = _flag(config, "attention_bias", False)
+    quantization = parse_quantization(config)
+    if quantization is not None and quantization.mixed:
+        notes.append("its groups of layers are stored in several widths; all are counted as the first: give the index")
     base = kind.replace("_moe", "").replace("_text", "")
     known = base in KNOWN_DENSE or kind in ("mixtral", "qwen3_next") or kind.startswith("deepseek")
     if not known:
@@ -555,10 +723,10 @@ def parse_config(config: Any) -> ModelShape:
             f"model_type {kind!r} is not one whose weights were counted tensor by tensor: it is taken as a decoder of "
             "the common form; the safetensors index makes it exact"
         )
-    positions = next((name for name in POSITIONS if config.get(name) is not None), POSITIONS[0])
-    longest = _whole(config, positions, 0, low=1)
+    longest = _positions(config)
     dense = layers if experts is None else experts.dense_layers
-    intermediate = _whole(config, "intermediate_size", None if dense else 0, low=1)
+    plain = "intermediate_size_mlp" if kind.startswith("llama4") and experts is not None else "intermediate_size"
+    intermediate = _whole(config, plain, None if dense else 0, low=1)
     return ModelShape(
         architecture=architecture,
         model_type=kind,
@@ -572,7 +740,7 @@ def parse_config(config: Any) -> ModelShape:
         max_position=longest,
         dtype=dtype,
         dtype_bytes=width,
-        tied=_flag(config, "tie_word_embeddings", base.startswith("gemma")),
+        tied=_flag(config, "tie_word_embeddings", base.startswith(TIED)),
         qkv_bias=qwen2 or bias,
         o_bias=bias and not qwen2,
         mlp_bias=_flag(config, "mlp_bias", False),
@@ -581,13 +749,15 @@ def parse_config(config: Any) -> ModelShape:
         norms_per_layer=4 if kind.startswith(("gemma2", "gemma3")) else 2,
         rotary_dim=rotary,
         rope_scaling=bool(_object(config, "rope_scaling")),
-        context_limit=_context_limit(config, longest),
+        context_limit=_context_limit(config, longest, kind),
         sliding_window=window,
+        chunk=_whole(config, "attention_chunk_size", 0),
         layer_kinds=_layer_kinds(config, layers, window, kind),
         experts=experts,
         latent=latent,
         indexer=indexer,
-        linear_state=_linear_state(config, width),
-        quantization=parse_quantization(config),
+        linear_state=_linear_state(config, width, kind),
+        quantization=quantization,
+        kv_dtype=_kv_dtype(config, latent is not None),
         notes=tuple(notes),
     )

@@ -63,6 +63,8 @@ NEAREST = {
     "max_running_requests": "max_num_seqs (the plan's vocabulary is vLLM's; SGLang's adapter translates)",
     "chunked_prefill_size": "max_num_batched_tokens (the plan's vocabulary is vLLM's; SGLang's adapter translates)",
     "swap_space": "kv_offloading_size",
+    "radix_threshold": "leave it out: every shared prefix is used, whatever its length",
+    "preemption_mode": "leave it out: a preempted request is computed again; scheduling_policy=priority says who yields",
     "max_queue_size": "max_num_queued_reqs (vLLM 0.29 and later), or the pool's queue at the gateway",
 }
 FEW_CONTEXTS = 4
@@ -229,8 +231,10 @@ def choose_parallel(
             )
         return _engine(request, shape, gpu, total_mib, count, tensor, pipeline), tensor, pipeline, "fixed with --set"
     last: PlanError | None = None
+    data = int(request.fixed.get("data_parallel", 1))
+    whole = bool(request.fixed.get("enable_expert_parallel", False))
     for tensor in TENSOR_SIZES:
-        if tensor * others > count or shape.heads % tensor:
+        if tensor * others > count or not weights.divisible(shape, tensor, data, whole):
             continue
         try:
             plan = _engine(request, shape, gpu, total_mib, count, tensor, pipeline)
@@ -246,10 +250,7 @@ def choose_parallel(
         )
         return plan, tensor, pipeline, f"{why}; see {DOC}#placement"
     if last is None and others <= count:
-        raise DoesNotFitError(
-            f"config.json has num_attention_heads {shape.heads}; no tensor_parallel of {count // others} GPUs or fewer divides "
-            "them."
-        )
+        raise DoesNotFitError(f"no tensor_parallel of {count // others} GPUs or fewer is one that the engine takes.")
     raise last or DoesNotFitError(
         f"pipeline_parallel {pipeline} x data_parallel {others // pipeline} takes {others} GPUs; there are {count}.",
         [f"lower them to {count} together", f"plan for {others} GPUs"],

@@ -54,14 +54,75 @@ def split(total: int, parts: int) -> int:
     return -(-total // parts)
 
 
-def check_divisible(shape: ModelShape, tensor: int) -> None:
-    """Raise PlanError when the engine would refuse this tensor parallelism for the model."""
+PARALLEL_SIZES = (1, 2, 4, 8, 16)
+
+
+def _indivisible(shape: ModelShape, tensor: int, data: int, whole_experts: bool) -> str:
+    """Return why the engine would refuse this tensor parallelism, as what it must be; empty where it would not.
+
+    linear.py (``divide``, QKVParallelLinear), vocab_parallel_embedding.py, fused_moe/layer.py.
+    """
     if shape.heads % tensor:
-        fitting = [str(size) for size in (1, 2, 4, 8, 16) if shape.heads % size == 0]
-        raise PlanError(
-            f"tensor_parallel is {tensor}; it must divide num_attention_heads ({shape.heads}).",
-            [f"set tensor_parallel to {' or '.join(fitting)}"],
-        )
+        return f"it must divide num_attention_heads ({shape.heads})"
+    kv = shape.kv_heads
+    if shape.latent is None and not shape.compressed and max(kv, tensor) % min(kv, tensor):
+        return f"it must divide num_key_value_heads ({kv}) or be a multiple of them"
+    vocab = VOCAB_PAD * math.ceil(shape.vocab / VOCAB_PAD)
+    experts = shape.experts
+    sizes = [("the padded vocabulary", vocab, tensor)]
+    if experts is None or experts.dense_layers:
+        sizes.append(("intermediate_size", shape.intermediate, tensor))
+    if experts is not None:
+        sizes.append(("the experts' intermediate size", experts.intermediate, 1 if whole_experts else tensor * data))
+        sizes.append(("the shared experts' intermediate size", experts.shared_intermediate, tensor))
+    if shape.linear_state is not None:
+        state = shape.linear_state
+        sizes.append(("linear_num_value_heads", state.value_heads, tensor))
+        sizes.append(("the linear layers' keys", state.key_dim, tensor))
+    for name, size, parts in sizes:
+        if size % parts:
+            return f"it must divide {name} ({size})"
+    return _splits_blocks(shape, tensor, data, whole_experts)
+
+
+def _splits_blocks(shape: ModelShape, tensor: int, data: int, whole_experts: bool) -> str:
+    """Return why a rank's part of quantized weights is no whole number of their blocks or groups, empty where it is.
+
+    quantization/utils/fp8_utils.py (validate_fp8_block_shape), quantization/fp8.py and auto_awq.py. Experts in groups
+    are left out: a kernel with smaller groups takes over there (moe_wna16.py).
+    """
+    scheme = shape.quantization
+    unit = 0 if scheme is None else scheme.block[0] if scheme.block is not None else scheme.group
+    if scheme is None or scheme.method not in ("fp8", "awq", "gptq") or unit <= 1:
+        return ""
+    sizes = []
+    if tensor > 1 and (shape.experts is None or shape.experts.dense_layers):
+        sizes.append(("intermediate_size", shape.intermediate, tensor))
+    if tensor > 1 and shape.latent is None:
+        sizes.append(("the attention's output", shape.heads * shape.head_dim, tensor))
+    if shape.experts is not None and scheme.block is not None and not whole_experts and tensor * data > 1:
+        sizes.append(("the experts' intermediate size", shape.experts.intermediate, tensor * data))
+    for name, size, parts in sizes:
+        if (size // parts) % unit:
+            return f"{name} ({size}) over {parts} GPUs is {size // parts}, no multiple of the quantization's {unit}"
+    return ""
+
+
+def divisible(shape: ModelShape, tensor: int, data: int = 1, whole_experts: bool = False) -> bool:
+    """Return whether the engine takes this tensor parallelism for the model."""
+    return not _indivisible(shape, tensor, data, whole_experts)
+
+
+def check_divisible(shape: ModelShape, tensor: int, data: int = 1, whole_experts: bool = False) -> None:
+    """Raise PlanError when the engine would refuse this tensor parallelism for the model."""
+    why = _indivisible(shape, tensor, data, whole_experts)
+    if not why:
+        return
+    fitting = [str(size) for size in PARALLEL_SIZES if divisible(shape, size, data, whole_experts)]
+    ways = [f"set tensor_parallel to {' or '.join(fitting)}"] if fitting else []
+    if shape.experts is not None and not whole_experts and divisible(shape, tensor, data, True):
+        ways.append("set enable_expert_parallel to true, which leaves experts whole")
+    raise PlanError(f"tensor_parallel is {tensor}; {why}.", ways)
 
 
 def _linear(name: str, count: int, rows: int, columns: int, bias: bool = False) -> list[Tensor]:
@@ -158,7 +219,7 @@ def tensors(
     shape: ModelShape, tensor: int = 1, pipeline: int = 1, data: int = 1, whole_experts: bool = False
 ) -> list[Tensor]:
     """Return the weight tensors of the fullest GPU: with several stages, one that holds an embedding table."""
-    check_divisible(shape, tensor)
+    check_divisible(shape, tensor, data, whole_experts)
     layers = split(shape.layers, pipeline)
     dense = layers if shape.experts is None else min(layers, shape.experts.dense_layers)
     attention = layers - sum(1 for kind in shape.layer_kinds[:layers] if kind == "linear")

@@ -54,6 +54,7 @@ def test_sglang_configuration_is_the_plan_in_its_words() -> None:
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [
+        ({"kv_cache_dtype": "fp8"}, {"kv-cache-dtype": "fp8_e4m3"}),
         ({"scheduling_policy": "priority"}, {"enable-priority-scheduling": True}),
         ({"scheduling_policy": "fcfs"}, {}),
         ({"enable_prefix_caching": False}, {"disable-radix-cache": True}),

@@ -26,7 +26,9 @@ PER_TOKEN = [
     ("deepseek-v3", 1, "auto", 70_272),
     ("deepseek-v3", 8, "auto", 70_272),  # latent attention is not divided by tensor parallelism
     ("deepseek-v3", 8, "fp8", 35_136),
-    ("deepseek-v3.2", 8, "auto", 48_068),
+    ("deepseek-v3.2", 8, "fp8_ds_mla", 48_068),
+    ("deepseek-v3.2", 8, "fp8", 48_068),  # the engine makes it the packed record
+    ("deepseek-v3.2", 8, "auto", 61 * (576 * 2 + 132)),  # left to itself it keeps 16-bit records
     ("deepseek-v4-flash", 8, "auto", 3_685),
     ("deepseek-v4-pro", 8, "auto", 5_337),
 ]
