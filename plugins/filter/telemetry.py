@@ -11,6 +11,7 @@ from ansible.errors import AnsibleFilterError
 
 from ansible_collections.metal.serve.plugins.module_utils.planner.pools import HOST_VARIABLES
 from ansible_collections.metal.serve.plugins.module_utils.runtime.docker_version import cdi_method
+from ansible_collections.metal.serve.plugins.module_utils.telemetry import alertmanager as _alertmanager
 from ansible_collections.metal.serve.plugins.module_utils.telemetry import contract as _contract
 from ansible_collections.metal.serve.plugins.module_utils.telemetry import targets as _targets
 
@@ -64,6 +65,11 @@ def known_since(metric: str, version: str) -> bool:
     return not version or _contract.known_since(metric, version)
 
 
+def alertmanager_refusal(result: Mapping[str, Any]) -> str:
+    """Return why Alertmanager's configuration was not taken, from the failed task, without the configuration's values."""
+    return _alertmanager.refusal(result)
+
+
 class FilterModule:
     """Offer the filters to Ansible."""
 
@@ -75,4 +81,5 @@ class FilterModule:
             "agent_settings": agent_settings,
             "known_since": known_since,
             "all_gpus_options": all_gpus_options,
+            "alertmanager_refusal": alertmanager_refusal,
         }
