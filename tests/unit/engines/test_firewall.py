@@ -1,0 +1,26 @@
+# Copyright: the Metalserve authors
+# SPDX-License-Identifier: Apache-2.0
+"""The engines' ports are guarded at every moment, also while the set of those who may reach them changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_a_new_table_is_loaded_in_one_step() -> None:
+    """A restart would delete the old table first, and for that moment anybody could reach an engine."""
+    tasks = yaml.safe_load((ROOT / "roles" / "engine" / "tasks" / "firewall.yml").read_text(encoding="utf-8"))
+    loads = [task["ansible.builtin.systemd_service"] for task in tasks if "ansible.builtin.systemd_service" in task]
+    assert len(loads) == 1
+    assert "reloaded" in loads[0]["state"]
+    assert "restarted" not in loads[0]["state"]
+    unit = (ROOT / "templates" / "engine" / "host" / "metalserve-firewall.service.j2").read_text(encoding="utf-8")
+    assert "ExecReload=/usr/sbin/nft -f /etc/metalserve/firewall.nft\n" in unit
+    table = (ROOT / "templates" / "engine" / "host" / "firewall.nft.j2").read_text(encoding="utf-8")
+    rules = [line for line in table.splitlines() if line and not line.startswith("#")]
+    # nft applies a file as one transaction: declared so that there is one to delete, deleted, written anew.
+    assert rules[:3] == ["table inet metalserve", "delete table inet metalserve", "table inet metalserve {"]
