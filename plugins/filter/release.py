@@ -14,6 +14,7 @@ from typing import Any, Callable
 from ansible.errors import AnsibleFilterError
 
 from ansible_collections.metal.serve.plugins.module_utils.release import batches, content, headroom, steps
+from ansible_collections.metal.serve.plugins.module_utils.release import lock as _lock
 
 CONSERVATIVE_TOKENS, CONSERVATIVE_QUEUE = 4096, 100
 
@@ -129,6 +130,13 @@ def release_reason(result: Mapping[str, Any]) -> str:
     return str(result.get("msg") or "failed")
 
 
+def release_not_locked(result: Mapping[str, Any]) -> list[str]:
+    """Return why metal.serve.release_lock did not get a lock, a sentence for each item of its loop that it did not."""
+    got = (_lock.TAKE, _lock.RENEW, _lock.TAKE_OVER)
+    items = [item for item in result.get("results") or [] if item.get("verdict") not in got]
+    return [str(item.get("msg") or f"{item.get('item')}: failed") for item in items]
+
+
 def _failing(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return {
         str(item["id"]): f"{item['id']}: {item['current']}, should be {item['desired']}"
@@ -221,6 +229,7 @@ class FilterModule:
             "release_batches": release_batches,
             "release_refusals": release_refusals,
             "release_reason": release_reason,
+            "release_not_locked": release_not_locked,
             "release_failing": release_failing,
             "release_worse": release_worse,
             "release_summary": release_summary,

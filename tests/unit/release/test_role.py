@@ -153,3 +153,40 @@ def test_site_refuses_while_a_redeploy_is_at_work(tmp_path: Path, age_s: float, 
     assert done.returncode == code, done.stdout
     assert ("gateway is held by ada@desk (run redeploy-1, process 4711" in done.stdout) == (code != 0), done.stdout
     assert path.read_text() == before
+
+
+def begin(folder: Path, held: str) -> subprocess.CompletedProcess[str]:
+    """Begin a run over gateways g1 and g2, of which another machine's live run holds ``held``; each has a folder of its own."""
+    now = time.time()
+    lock.write(
+        str(folder / held / lock.NAME),
+        lock.Holder("redeploy-1", "ada@desk", machine="another", pid=4711, started=now - 600, heartbeat=now),
+    )
+    local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    hosts: dict[str, Any] = {
+        "engines": {"hosts": {"node1": {}, "node2": {}}},
+        "gateways": {"hosts": {"g1": {}, "g2": {}}},
+    }
+    # Evaluated for each gateway of the loop.
+    root = f"{folder}/{{{{ item | default('node') }}}}"
+    inventory = {"all": {"vars": {**local, "release_root": root}, "children": hosts}}
+    (folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
+    tasks = {"import_role": {"name": "metal.serve.release", "tasks_from": "begin"}, "vars": {"release_kind": "test"}}
+    (folder / "play.yml").write_text(yaml.safe_dump([{"hosts": "engines", "gather_facts": False, "tasks": [tasks]}]))
+    return ansible_playbook(folder / "hosts.yml", str(folder / "play.yml"))
+
+
+def test_who_does_not_get_the_first_gateway_asks_no_other(tmp_path: Path) -> None:
+    """Else two runs that begin at once could each hold a part of the gateways, and both would be refused."""
+    done = begin(tmp_path, "g1")
+    assert done.returncode == 2, done.stdout
+    assert "g1 is held by ada@desk (run redeploy-1, process 4711" in done.stdout
+    assert not (tmp_path / "g2").exists()
+
+
+def test_who_does_not_get_all_gateways_keeps_none(tmp_path: Path) -> None:
+    done = begin(tmp_path, "g2")
+    assert done.returncode == 2, done.stdout
+    assert "g2 is held by ada@desk (run redeploy-1, process 4711" in done.stdout
+    assert not (tmp_path / "g1" / lock.NAME).exists()
+    assert (tmp_path / "g2" / lock.NAME).exists()
