@@ -518,7 +518,13 @@ VARIABLES: tuple[Key, ...] = (
         default=[],
         each=Key("", "mapping", "", open=True),
     ),
-    Key("metalserve_http_proxy", "str", "Proxy for downloads on the nodes.", pattern=_URL, hint="an http(s) address"),
+    Key(
+        "metalserve_http_proxy",
+        "str",
+        "Proxy through which nodes fetch models and the key of NVIDIA's package repository. apt and Docker have their own settings.",
+        pattern=_URL,
+        hint="an http(s) address",
+    ),
     Key(
         "metalserve_no_proxy",
         "str",

@@ -71,3 +71,27 @@ def test_the_readme_names_every_default(role: Path) -> None:
     readme = (role / "README.md").read_text(encoding="utf-8")
     missing = [name for name in load(role / "defaults" / "main.yml") if name not in readme]
     assert not missing, "a default that README.md does not mention"
+
+
+def tasks_of(path: Path) -> list[dict[str, Any]]:
+    """Return the tasks of a file, those within blocks too."""
+    found, todo = [], list(yaml.safe_load(path.read_text(encoding="utf-8")) or [])
+    while todo:
+        task = todo.pop(0)
+        found.append(task)
+        todo += [inner for part in ("block", "rescue", "always") for inner in task.get(part, [])]
+    return found
+
+
+def test_what_a_node_fetches_from_elsewhere_goes_through_the_proxy() -> None:
+    fetching = {"ansible.builtin.get_url", "ansible.builtin.unarchive"}
+    found = [
+        (path, task)
+        for path in ROOT.glob("roles/*/tasks/**/*.yml")
+        for task in tasks_of(path)
+        if path.parents[1].name != "lab"
+        if fetching & set(task) or task.get("metal.serve.model_files", {}).get("state") == "present"
+    ]
+    assert len(found) == 2
+    for path, task in found:
+        assert str(task.get("environment", "")).endswith("_proxy }}"), f"{path}: {task['name']}"
