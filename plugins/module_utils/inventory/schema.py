@@ -521,7 +521,7 @@ VARIABLES: tuple[Key, ...] = (
     Key(
         "metalserve_http_proxy",
         "str",
-        "Proxy through which nodes fetch models and the key of NVIDIA's package repository. apt and Docker have their own settings.",
+        "Proxy through which nodes fetch models and the key of NVIDIA's package repository; apt and Docker have their own.",
         pattern=_URL,
         hint="an http(s) address",
     ),

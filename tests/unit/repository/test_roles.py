@@ -95,3 +95,32 @@ def test_what_a_node_fetches_from_elsewhere_goes_through_the_proxy() -> None:
     assert len(found) == 2
     for path, task in found:
         assert str(task.get("environment", "")).endswith("_proxy }}"), f"{path}: {task['name']}"
+
+
+@pytest.mark.parametrize(
+    ("role_name", "variable", "loops"),
+    [
+        ("monitoring", "__monitoring_files", {"monitoring_program": ["prometheus", "prometheus-alertmanager"]}),
+        (
+            "node_agent",
+            "__node_agent_files",
+            {"node_agent_exporter.unit": ["prometheus-node-exporter", "prometheus-nginx-exporter", "mtail"]},
+        ),
+    ],
+)
+def test_a_run_that_was_cut_off_before_a_restart_is_completed(
+    role_name: str, variable: str, loops: dict[str, list[str]]
+) -> None:
+    """Each file whose change restarts or reloads a unit is compared with the time at which that unit did."""
+    compared = load(ROOT / "roles" / role_name / "vars" / "main.yml")[variable]
+    wanted: dict[str, set[str]] = {}
+    (name, values), *_ = loops.items()
+    for path in (ROOT / "roles" / role_name / "tasks").glob("*.yml"):
+        for task in tasks_of(path):
+            written = [spec["dest"] for spec in task.values() if isinstance(spec, dict) and "dest" in spec]
+            for dest in written if "notify" in task else []:
+                notified = task["notify"]
+                for value in values if name in notified else [""]:
+                    unit = notified.replace(f"{{{{ {name} }}}}", value).split(" ", 1)[1]
+                    wanted.setdefault(f"{unit}.service", set()).add(dest.replace(f"{{{{ {name} }}}}", value))
+    assert {unit: set(files) for unit, files in compared.items()} == wanted
