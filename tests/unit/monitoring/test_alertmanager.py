@@ -89,4 +89,6 @@ def test_rules_are_in_force_before_receivers_may_fail() -> None:
     """A host that failed there would find its rules unchanged in the next run, and never reload."""
     tasks = yaml.safe_load((ROOT / "roles" / "monitoring" / "tasks" / "main.yml").read_text(encoding="utf-8"))
     steps = [str(task.get("ansible.builtin.import_tasks") or task.get("ansible.builtin.meta")) for task in tasks]
-    assert steps[-4:] == ["prometheus.yml", "flush_handlers", "alertmanager.yml", "flush_handlers"]
+    at = steps.index("prometheus.yml")
+    assert steps[at : at + 4] == ["prometheus.yml", "flush_handlers", "alertmanager.yml", "flush_handlers"]
+    assert "rules.yml" in steps[:at]
