@@ -156,6 +156,15 @@ def age_notes(collected_at: Optional[str], now: float) -> list[str]:
     return [f"It was read at {collected_at}, {days:.0f} days ago: what changed since is not seen."] if days > 1 else []
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object whose keys stand once. Raises ValueError for one that stands twice: only the last would count."""
+    names = [name for name, _value in pairs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{', '.join(twice)} stands in it twice")
+    return dict(pairs)
+
+
 def read_policy(path: str) -> dict[str, Any]:
     """Return the policy in a JSON or simple YAML file. Raises InputError naming the file and what is wrong."""
     try:
@@ -168,7 +177,7 @@ def read_policy(path: str) -> dict[str, Any]:
     problem: Optional[str] = None
     if text.lstrip().startswith(("{", "[")):
         try:
-            value: Any = json.loads(text)
+            value: Any = json.loads(text, object_pairs_hook=_once)
         except (ValueError, RecursionError) as error:
             raise InputError(f"--policy {path} is not JSON: {error}.") from None
     else:

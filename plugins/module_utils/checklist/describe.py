@@ -49,7 +49,11 @@ def policy_schema() -> dict[str, Any]:
     waiver = _object(
         {
             "id": {"enum": sorted(check.id for check in REGISTRY.all()), "description": "the check"},
-            "hosts": {"type": "array", "items": TEXT, "description": "hosts it is waived on; left out or []: all"},
+            "hosts": {
+                "type": "array",
+                "items": TEXT,
+                "description": "hosts it is waived on, or patterns such as node-*; left out or []: all",
+            },
             "reason": {"type": "string", "minLength": 1, "description": "why, for whoever reads the report"},
             "until": {**DAY, "description": "the last day on which it counts"},
         },

@@ -14,6 +14,7 @@ import difflib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, Callable, Optional, Union
 
 from ansible_collections.metal.serve.plugins.module_utils.checklist.shapes import fits, told
@@ -203,7 +204,7 @@ def _waiver(
 ) -> Optional[dict[str, str]]:
     for waiver in policy["waivers"]:
         hosts = waiver.get("hosts") or []
-        if waiver["id"] != check_id or (hosts and host not in hosts):
+        if waiver["id"] != check_id or (hosts and not any(fnmatchcase(host, one) for one in hosts)):
             continue
         if holds(datetime.date.fromisoformat(str(waiver["until"]))):
             return {"reason": str(waiver["reason"]), "until": str(waiver["until"])}

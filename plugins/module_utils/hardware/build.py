@@ -211,6 +211,11 @@ def _cpu_and_memory(raw: Raw, facts: HostFacts) -> None:
 
 def _numa(raw: Raw, facts: HostFacts) -> None:
     nodes: dict[int, NumaNode] = {}
+    for item in raw.result("numa_nodes").items:
+        # One that could not be read is there all the same: without it a machine of two would be one of one.
+        number_of = re.search(r"/node(\d{1,6})/", item.path)
+        if number_of is not None and item.state != ABSENT:
+            nodes.setdefault(int(number_of.group(1)), NumaNode(int(number_of.group(1))))
     for path, text in raw.texts("numa_nodes").items():
         match = re.search(r"/node(\d{1,6})/(cpulist|distance|meminfo)\Z", path)
         if match is None:
@@ -224,7 +229,7 @@ def _numa(raw: Raw, facts: HostFacts) -> None:
             node.distances = [one for one in distances if one is not None] if None not in distances else None
         else:
             node.memory_total_kib = parse_system.parse_node_meminfo(text)
-    if nodes:
+    if nodes and (len(nodes) > 1 or raw.complete("numa_nodes")):
         facts.numa.nodes = [nodes[number] for number in sorted(nodes)]
     elif raw.state("numa_nodes") == ABSENT:
         facts.numa.nodes = []

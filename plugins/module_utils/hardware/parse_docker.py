@@ -39,6 +39,10 @@ def parse_version(text: str) -> Docker:
     return docker
 
 
+TOO_OLD = re.compile(r"client version (\d+\.\d+) is too old\. Minimum supported API version is (\d+\.\d+)")
+"""What a daemon answers to a client that it refuses; `docker version` prints it in place of the server's part."""
+
+
 def parse_client(text: str) -> Docker:
     """Read ``docker version``, plain or as JSON: client and, where it answered, server."""
     docker = Docker()
@@ -71,6 +75,10 @@ def parse_client(text: str) -> Docker:
             docker.min_api_version = lowest.group(1) if lowest else None
         elif kind.lower().startswith("min"):
             docker.min_api_version = value
+    refused = TOO_OLD.search(text)
+    if refused is not None:
+        docker.client_api_version = docker.client_api_version or refused.group(1)
+        docker.min_api_version = docker.min_api_version or refused.group(2)
     return docker
 
 
@@ -112,6 +120,9 @@ def _container(answer: Any) -> Optional[Container]:
     environment, hidden = _environment(get(config, "Env"))
     command, secret_options = mask_arguments(values.as_strings(get(config, "Cmd")))
     entrypoint, more = mask_arguments(_words(get(config, "Entrypoint")))
+    if not command and not entrypoint:
+        # What an image brings stands in Path and Args alone where its configuration was not filled in.
+        command, secret_options = mask_arguments([*_words(answer.get("Path")), *values.as_strings(answer.get("Args"))])
     device_ids, device_count = _device_requests(get(host, "DeviceRequests"))
     log_options = get(host, "LogConfig", "Config")
     return Container(

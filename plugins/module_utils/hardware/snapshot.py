@@ -246,7 +246,8 @@ def _result(
     probe: Probe, items: list[Item], states: Mapping[str, tuple[str, str]], index: Mapping[str, Any], broken: str
 ) -> ProbeResult:
     seconds = values.get(index, "probes", probe.name, "seconds")
-    took = float(seconds) if isinstance(seconds, (int, float)) and not isinstance(seconds, bool) else 0.0
+    timed = isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 <= seconds < 1e9
+    took = float(seconds) if timed else 0.0
     if broken:
         return ProbeResult(probe.name, ERROR, broken, 0.0, ())
     read = (

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from ansible_collections.metal.serve.plugins.module_utils.checklist.audit import policy_of
@@ -302,7 +303,7 @@ def audit_policy(view: View) -> None:
             continue
         for index, waiver in enumerate(policy.get("waivers") or []):
             for place, host in enumerate(waiver.get("hosts") or []):
-                if host not in view.inventory.hosts:
+                if not any(fnmatchcase(name, host) for name in view.inventory.hosts):
                     view.add_at(
                         setting,
                         ("waivers", index, "hosts", place),

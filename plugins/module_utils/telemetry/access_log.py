@@ -28,11 +28,17 @@ ALIASES = {
     "complete": ("complete", "request_completion"),
     "connection": ("connection",),
     "rejected": ("rejected",),
+    "error": ("error",),
 }
 """Names of a row's fields: ours first, then nginx's own, so that logs of other gateways can be read too."""
 
 REFUSALS = {401: "not_allowed", 403: "not_allowed", 413: "body_limit", 429: "rate_limit"}
 """Causes that the status alone tells."""
+
+COMBINED = re.compile(r"\[(\d\d)/(\w{3})/(\d{4}):(\d\d:\d\d:\d\d) [+-]\d{4}\] \"[^\"]*\" (\d{3}) ")
+"""Day, month, year, time and status of a row in nginx's `combined` form, to which many add times as key=value."""
+
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 ERROR_LINE = re.compile(r"\A(\d{4}/\d\d/\d\d) (\S+) \[\w+\] \d+#\d+: \*(\d+) (.*?)(?:, client: |\Z)")
 
@@ -171,7 +177,9 @@ def _unreachable(status: int, row: Mapping[str, Any], error: str) -> str:
 
 
 def parse_row(line: str) -> dict[str, Any] | None:
-    """Return a line of the access log as a mapping: JSON, or ``key=value`` pairs; None for anything else."""
+    """Return a line of the access log as a mapping: JSON, ``key=value`` pairs, or nginx's combined form with such pairs
+    behind it; None for anything else.
+    """
     line = line.strip()
     if line.startswith("{"):
         try:
@@ -179,8 +187,18 @@ def parse_row(line: str) -> dict[str, Any] | None:
         except ValueError:
             return None
         return row if isinstance(row, dict) and "status" in row else None
-    pairs = dict(re.findall(r"(\w+)=(\"[^\"]*\"|\S+)", line))
-    return {name: value.strip('"') for name, value in pairs.items()} if "status" in pairs else None
+    match = COMBINED.search(line)
+    if match is None or match.group(2) not in MONTHS:
+        row = _pairs(line)
+        return row if "status" in row else None
+    day, month, year, time, status = match.groups()
+    # The request itself may hold text that looks like a field: what counts stands behind the status.
+    when = f"{year}-{MONTHS.index(month) + 1:02d}-{day}T{time}"
+    return {**_pairs(line[match.end() :]), "status": status, "time": when}
+
+
+def _pairs(text: str) -> dict[str, Any]:
+    return {name: value.strip('"') for name, value in re.findall(r"(\w+)=(\"[^\"]*\"|\S+)", text)}
 
 
 class ErrorLine(NamedTuple):
@@ -203,17 +221,29 @@ def count_causes(lines: Iterable[str], errors: Iterable[str] = ()) -> dict[str, 
     """Return how many requests of a log ended for which cause; lines that are no rows are left out.
 
     ``errors`` are lines of the error log. A connection carries many requests, so an error explains the row of its
-    connection that ended in the same second or the next. nginx logs an answer that the engine broke off as a 200 like
-    any other: only the error log tells.
+    connection that ended in the same second or the next; a failure that names no connection is explained where all
+    errors of these seconds say the same. nginx logs an answer that the engine broke off as a 200 like any other: only
+    the error log tells.
     """
-    said = {(one.connection, one.second): one.message for one in map(parse_error, errors) if one is not None}
+    known = [one for one in map(parse_error, errors) if one is not None]
+    said = {(one.connection, one.second): one.message for one in known}
+    at: dict[str, set[str]] = {}
+    for one in known:
+        at.setdefault(one.second, set()).add(one.message)
     counts: dict[str, int] = {}
     for line in lines:
         row = parse_row(line)
         if row is None:
             continue
         connection = field(row, "connection")
-        message = next((said[connection, second] for second in _seconds(row) if (connection, second) in said), "")
+        message = field(row, "error")
+        if connection:
+            message = next(
+                (said[connection, second] for second in _seconds(row) if (connection, second) in said), message
+            )
+        elif field(row, "status") in ("502", "503", "504"):
+            alike = set().union(*(at.get(second, set()) for second in _seconds(row)))
+            message = message or (alike.pop() if len(alike) == 1 else "")
         cause = cause_of(row, message)
         counts[cause.name] = counts.get(cause.name, 0) + 1
     return counts

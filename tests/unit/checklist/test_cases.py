@@ -784,10 +784,37 @@ def test_i19_causes(line: str, error: str, cause: str, word: str) -> None:
 
 
 def test_i19_rows_that_cannot_be_read_are_no_good_news() -> None:
-    combined = '10.0.0.9 - - [30/Nov/2026:12:00:00 +0000] "POST /v1/completions HTTP/1.1" 504 160 "-" "curl"\n'
-    assert judged("gateway.access_log_causes", {ACCESS: combined}).verdict == "unknown"
+    for soup in ("504 POST /v1/completions\n", '[99/Foo/2026:12:00:00 +0000] "x" 504 \n', '{"rt": 1}\n'):
+        assert judged("gateway.access_log_causes", {ACCESS: soup}).verdict == "unknown"
     assert judged("gateway.access_log_causes", {ACCESS: row(200)}).verdict == "pass"
     assert judged("gateway.access_log_causes", {}).verdict == "unknown"
+
+
+COMBINED = '10.0.0.9 - - [30/Nov/2026:12:00:00 +0000] "POST /v1/x?status=200 HTTP/1.1" {} 160 "-" "curl" {}\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "error", "cause"),
+    [
+        (COMBINED.format(504, ""), "", "read_timeout"),
+        (COMBINED.format(504, 'rt=60.1 uct="0.001" urt="60.001"'), "", "read_timeout"),
+        (COMBINED.format(502, "uct=0.000 urt=0.001"), "", "keepalive_race"),
+        (COMBINED.format(429, ""), "", "rate_limit"),
+        # without a connection's number: where all errors of these seconds say the same
+        (COMBINED.format(502, "uct=- urt=0.000"), said("no live upstreams while connecting to upstream"), "ejection"),
+        (row(502, connection=None, upstream="-", uct="-"), said("no live upstreams while connecting"), "ejection"),
+        (COMBINED.format(200, ""), said("upstream prematurely closed connection"), "served"),
+        (
+            COMBINED.format(502, "uct=- urt=0.000"),
+            said("no live upstreams while connecting to upstream") + said("connect() failed (111: Connection refused)"),
+            "gateway",
+        ),
+    ],
+)
+def test_i19_rows_in_nginx_s_own_form(line: str, error: str, cause: str) -> None:
+    found = judged("gateway.access_log_causes", {ACCESS: line, ERRORS: error})
+    assert cause in (found.current if isinstance(found.current, dict) else {"served": 1})
+    assert (found.verdict == "pass") == (cause in ("rate_limit", "served"))
 
 
 # I23: model.manifest -------------------------------------------------------------------------------------------------

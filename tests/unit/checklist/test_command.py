@@ -120,6 +120,7 @@ def test_a_policy_in_yaml_changes_a_threshold(capsys: pytest.CaptureFixture[str]
         (("--snapshot", "/no/such/folder"), None, "/no/such/folder is no folder"),
         (("--snapshot", "."), "", "holds no mapping of policy keys"),
         (("--snapshot", "."), "[1]", "holds no mapping of policy keys"),
+        (("--snapshot", "."), '{"waivers": [], "waivers": []}', "waivers stands in it twice"),
         (("--snapshot", "."), "{", "is not JSON: "),
         (("--snapshot", "."), "a: &b 1", "is not the simple YAML that is read here"),
         (

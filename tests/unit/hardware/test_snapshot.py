@@ -128,7 +128,10 @@ def test_one_bad_file_of_several_shows(tmp_path: Path) -> None:
     index = {"files": {f"{node}1/cpulist": "denied"}}
     facts = facts_of(tmp_path / "s", {f"{node}0/cpulist": "0-3\n"}, index)
     assert facts.probe("numa_nodes").state == "denied"
-    assert [one.cpu_list for one in facts.numa.nodes or []] == ["0-3"]
+    # The node that could not be read is there all the same.
+    assert [(one.id, one.cpu_list) for one in facts.numa.nodes or []] == [(0, "0-3"), (1, None)]
+    lone = facts_of(tmp_path / "t", {}, {"files": {f"{node}0/cpulist": "denied"}})
+    assert lone.numa.nodes is None  # whether it is the only one is not known
 
 
 def test_links_are_names_and_never_followed(tmp_path: Path) -> None:

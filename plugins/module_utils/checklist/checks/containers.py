@@ -9,7 +9,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
-from ansible_collections.metal.serve.plugins.module_utils.checklist.checks.limits import judge_nofile, uses_rdma
+from ansible_collections.metal.serve.plugins.module_utils.checklist.checks.limits import (
+    judge_nofile,
+    least_memlock,
+    uses_rdma,
+)
 from ansible_collections.metal.serve.plugins.module_utils.checklist.checks.support import (
     Policy,
     broke,
@@ -85,11 +89,13 @@ def called(container: Container) -> str:
 @needs_docker("docker_client")
 def api_version(facts: HostFacts, policy: Policy) -> Finding:
     docker = facts.docker
-    if docker.api_version is None:
+    if docker.api_version is None and docker.min_api_version is None:
         return not_read(facts, "docker_version")
     if docker.min_api_version is None:
         return unknown("the daemon does not say its MinAPIVersion")
-    desired = f"{docker.min_api_version} to {docker.api_version}"
+    desired = (
+        f"{docker.min_api_version} to {docker.api_version}" if docker.api_version else f">= {docker.min_api_version}"
+    )
     # A pin that nobody may read could be too old; the command's own version was then not asked with it.
     client = docker.client_pinned_api_version or docker.client_api_version
     if not client or (not docker.client_pinned_api_version and broke(facts, "docker_client_environment")):
@@ -98,9 +104,12 @@ def api_version(facts: HostFacts, policy: Policy) -> Finding:
         return unknown(f"client {client!r}, daemon {docker.min_api_version!r}: not a version", desired)
     pinned = " (pinned by DOCKER_API_VERSION)" if docker.client_pinned_api_version else ""
     # Without a pin a client that is newer steps down to what the daemon speaks.
-    too_new = bool(docker.client_pinned_api_version) and version(client) > version(docker.api_version)
-    judged = failed if version(client) < version(docker.min_api_version) or too_new else passed
-    return judged(f"client {client}{pinned}, daemon takes {desired}", desired)
+    newest = version(docker.api_version or "")
+    too_new = bool(docker.client_pinned_api_version and newest) and version(client) > newest
+    said = f"client {client}{pinned}, daemon takes {desired}"
+    if version(client) < version(docker.min_api_version) or too_new:
+        return failed(said, desired)
+    return passed(said, desired) if newest else not_read(facts, "docker_version")
 
 
 def bounds_logs(options: Mapping[str, Any]) -> bool:
@@ -304,8 +313,11 @@ def container_ulimits(facts: HostFacts, policy: Policy) -> Finding:
         found = judge_nofile(container.limits.nofile_soft, policy, called(container))
         if found.verdict != "pass":
             return found.verdict, str(found.current)
-        if rdma and container.wants_gpu and container.limits.memlock_hard != UNLIMITED:
-            return "fail", f"{called(container)}: locked memory {container.limits.memlock_hard} bytes with RDMA"
+        memlock = least_memlock(container.limits)
+        if rdma and container.wants_gpu and memlock is None:
+            return "unknown", f"{called(container)}: locked memory not known"
+        if rdma and container.wants_gpu and memlock != UNLIMITED:
+            return "fail", f"{called(container)}: locked memory {memlock} bytes with RDMA"
         return None
 
     return worst(by_one(running(facts), one), f"{policy['nofile_minimum']} to {policy['nofile_maximum']}", "as needed")
@@ -400,11 +412,13 @@ def device_access(facts: HostFacts, policy: Policy) -> Finding:
             if facts.docker.cgroup_driver == "cgroupfs":
                 return None
             return "unknown", f"{called(container)}: its device list could not be read"
-        text = "\n".join(container.device_allow)
+        # What may not be read and written is as good as not there.
+        allowed = [line for line in container.device_allow if {"r", "w"} <= set(line.split()[-1]) or " " not in line]
+        text = "\n".join(allowed)
         has_uvm = "nvidia-uvm" in text or (uvm is not None and re.search(rf"\b(?:char/|char-){uvm}\b", text))
         if not GPU_NODE.search(text) or not CONTROL_NODE.search(text) or (uvm is not None and not has_uvm):
             return "fail", f"{called(container)} has lost, or will lose, the GPU; recreate it"
-        if not has_uvm and not any(DYNAMIC.search(line.split()[0]) for line in container.device_allow):
+        if not has_uvm and not any(DYNAMIC.search(line.split()[0]) for line in allowed):
             return "fail", f"{called(container)} has lost, or will lose, nvidia-uvm; recreate it"
         return None
 

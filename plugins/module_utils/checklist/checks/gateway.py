@@ -35,6 +35,7 @@ from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import 
     HostFacts,
     find_directives,
 )
+from ansible_collections.metal.serve.plugins.module_utils.hardware.parse_nginx import resolve
 from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import ABSENT
 from ansible_collections.metal.serve.plugins.module_utils.telemetry.access_log import CAUSES, count_causes, parse_row
 
@@ -577,10 +578,15 @@ def tls_expiry(facts: HostFacts, policy: Policy) -> Finding:
     if not facts.certificates:
         return warned("nginx names no certificate", "TLS")
     wanted = policy["tls_days_minimum"]
+    known = {one.path for one in facts.certificates}
+    named = {one.args[0] for one in find_directives(facts.nginx.config or [], "ssl_certificate") if one.args}
+    # Which file a variable stands for is decided per connection.
+    unseen = sorted({resolve(one) for one in named if "$" not in one and not one.startswith("data:")} - known)
     now: Optional[datetime.datetime] = datetime.datetime.now(datetime.timezone.utc).replace(tzinfo=None)
-    if facts.source == "snapshot":
+    if facts.source == "snapshot" and facts.collected_at is not None:
         now = moment(facts.collected_at)
-    short, dark, days = [], [], []
+    short, days = [], []
+    dark = [f"{one}: not read" for one in unseen]
     for one in facts.certificates:
         begin, end = moment(one.not_before), moment(one.not_after)
         if end is None or now is None:

@@ -291,6 +291,8 @@ def throttling(facts: HostFacts, policy: Policy) -> Finding:
         hardware = [name for name in active if name.startswith("hw_") or name in HARDWARE_REASONS or "thermal" in name]
         if hardware:
             return "fail", ", ".join(sorted(hardware))
+        if not any(name.startswith("hw_") for name in gpu.throttle_reasons):
+            return "unknown", "whether the hardware holds the clocks down is not said"
         if any(on is None for name, on in gpu.throttle_reasons.items() if name != "gpu_idle"):
             return "unknown", "some clock event reasons are not known"
         normal = (

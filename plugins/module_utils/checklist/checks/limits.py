@@ -29,6 +29,7 @@ from ansible_collections.metal.serve.plugins.module_utils.hardware.facts import 
     UNLIMITED,
     HostFacts,
     LimitsEntry,
+    ProcessLimits,
     find_directives,
 )
 from ansible_collections.metal.serve.plugins.module_utils.hardware.probe import ABSENT, NOT_COLLECTED, OK
@@ -161,7 +162,7 @@ def dockerd(facts: HostFacts, policy: Policy) -> Finding:
             return not_applicable("no Docker on this host")
         return not_read(facts, "process_limits")
     found = judge_nofile(limits.nofile_hard, policy, "open files")
-    memlock, rdma = limits.memlock_hard, uses_rdma(facts, policy)
+    memlock, rdma = least_memlock(limits), uses_rdma(facts, policy)
     if found.verdict == "fail" or memlock == UNLIMITED or rdma is False:
         return found
     if memlock is not None and rdma:
@@ -171,6 +172,12 @@ def dockerd(facts: HostFacts, policy: Policy) -> Finding:
     if memlock is None:
         return unknown("locked memory of dockerd not known")
     return unknown(f"locked memory {memlock} bytes; whether RDMA is in use is not known", "unlimited with RDMA")
+
+
+def least_memlock(limits: ProcessLimits) -> Optional[int]:
+    """Return the locked memory that holds, in bytes: the soft limit, which is what registering memory meets."""
+    known = [one for one in (limits.memlock_soft, limits.memlock_hard) if one is not None]
+    return min(known) if known else None
 
 
 def uses_rdma(facts: HostFacts, policy: Policy) -> Optional[bool]:

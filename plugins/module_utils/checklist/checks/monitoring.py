@@ -93,6 +93,8 @@ def exporters(facts: HostFacts, policy: Policy) -> Finding:
         return None
 
     failures, warnings, unknowns = by_one(expected, one)
+    if facts.metalserve.engines is None and "agent" in expected:
+        unknowns.append("engines: which there are was not read")
     down = [
         f"{one.job} {one.instance}: {one.error or one.health}"
         for one in facts.monitoring.targets or []

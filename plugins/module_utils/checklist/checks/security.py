@@ -175,10 +175,13 @@ def engine_ports(facts: HostFacts, policy: Policy) -> Finding:
         return failed(f"published by Docker, past the firewall's table: {', '.join(published)}", desired)
     known = [engine.port for engine in facts.metalserve.engines or [] if engine.port]
     ports = sorted({*policy["expected"]["engine_ports"], *known})
+    # The port of a replica stands in its current release; without it nothing can be said of that replica.
+    dark = [engine.replica for engine in facts.metalserve.engines or [] if not engine.port]
+    silent = unknown(f"on which port {', '.join(dark)} listens is not known", desired)
     if not ports:
         if facts.metalserve.engines is None:
             return not_read(facts, "engines")
-        return not_applicable("no engine of this bundle on this host")
+        return silent if dark else not_applicable("no engine of this bundle on this host")
     listeners = facts.network.listeners
     if listeners is None:
         return not_read(facts, "sockets", "proc_net_tcp")
@@ -188,11 +191,13 @@ def engine_ports(facts: HostFacts, policy: Policy) -> Finding:
     if "inet metalserve" not in facts.network.nft_tables:
         return failed("the firewall's table inet metalserve is not loaded", desired)
     guard = Guard(facts.network.nft_ruleset)
-    outside = [str(port) for port in ports if not guard.drops(port)]
-    if outside:
-        return failed(f"ports {', '.join(outside)} are not dropped by the table", desired)
-    if guard.opened:
-        return failed(f"lets everybody in: {'; '.join(guard.opened)}", desired)
+    hole = _hole(guard, ports)
+    if hole:
+        return failed(hole, desired)
+    if guard.unknown:
+        return unknown(f"whom it lets in is not known: {'; '.join(guard.unknown)}", desired)
+    if dark and not policy["expected"]["engine_ports"]:
+        return silent
     expected = [*policy["expected"]["gateways"], *policy["expected"]["monitors"]]
     strangers = [one for one in guard.allowed if expected and not facts.masked and one not in expected]
     if strangers:
@@ -201,6 +206,14 @@ def engine_ports(facts: HostFacts, policy: Policy) -> Finding:
     if everywhere:
         return warned(f"listens on every address: {', '.join(everywhere)}; the firewall alone closes it", desired)
     return passed(f"ports {', '.join(map(str, ports))}", desired)
+
+
+def _hole(guard: Guard, ports: list[int]) -> str:
+    """Return how strangers get through the firewall's table; empty where they do not."""
+    outside = [str(port) for port in ports if not guard.drops(port)]
+    if outside:
+        return f"ports {', '.join(outside)} are not dropped by the table"
+    return f"lets everybody in: {'; '.join(guard.opened)}" if guard.opened else ""
 
 
 class Guard:
@@ -224,9 +237,13 @@ class Guard:
         )
         before = self.rules[: self.first_drop]
         sources = [line for line in before if re.search(r"\bsaddr\b", line)]
+        declared = set(re.findall(r"^\s*set (\w+) \{", table, re.MULTILINE))
+        named = [(line, set(re.findall(r"@(\w+)", line))) for line in before]
+        self.unknown = [line for line, names in named if names - declared]
         self.allowed = [one for line in sources for one in self._values(line, "saddr")]
         narrow = re.compile(r'\bsaddr\b|\biif(name)? "?lo"?|\bct state\b')
         self.opened = [line for line in before if not narrow.search(line)]
+        self.opened += [line for line in sources if re.search(r"\bsaddr !=", line)]
         self.opened += [one for one in self.allowed if _everybody(one)]
 
     def drops(self, port: int) -> bool:
@@ -248,8 +265,14 @@ class Guard:
 
 
 def _everybody(source: str) -> bool:
-    """Tell whether an address of a set is a network so wide that it is no list of gateways (a prefix of 0 to 7)."""
+    """Tell whether an address of a set is a network so wide that it is no list of gateways (a prefix of 0 to 7, or as many
+    addresses as a range).
+    """
     try:
+        first, _dash, last = source.partition("-")
+        if last:
+            low, high = ipaddress.ip_address(first.strip()), ipaddress.ip_address(last.strip())
+            return (int(high) - int(low)) >> (low.max_prefixlen - 8) > 0
         return ipaddress.ip_network(source, strict=False).prefixlen < 8
     except ValueError:
         return False

@@ -106,6 +106,9 @@ def version(text: str) -> tuple[int, ...]:
 
 
 OUR_CONTAINER = re.compile(r"\Ametalserve-(.+)-[0-9a-f]{12}\Z")
+ELSEWHERE = re.compile(r"--config\b|--config-file\b|--model[-_]repository\b|--model-store\b|\btritonserver\b")
+"""Words of engines that read what they run with from files."""
+
 SERVES = re.compile(r"vllm|sglang|tritonserver|--(tensor-parallel-size|tp-size|served-model-name|shutdown-timeout)\b")
 
 
@@ -213,7 +216,8 @@ def by_one(
 def tensor_parallel(facts: HostFacts, container: Container, policy: Policy) -> Optional[int]:
     """Return over how many GPUs a container's model is split: by its release, its words, else as declared.
 
-    None where a container of this bundle says it in a release that could not be read.
+    None where a container of this bundle says it in a release that could not be read, or one of somebody else, given
+    several GPUs, in a file.
     """
     settings = part(content_of(engine_of(facts, container)), "settings")
     for name in ("tensor_parallel_size", "tp_size", "tp"):
@@ -225,6 +229,8 @@ def tensor_parallel(facts: HostFacts, container: Container, policy: Policy) -> O
         return int(match.group(1))
     declared = int(policy["expected"]["tensor_parallel"] or 1)
     if replica_of(container) and not settings:
+        return declared if declared > 1 else None
+    if not settings and ELSEWHERE.search(words) and len(container.device_ids) != 1 and container.device_count != 1:
         return declared if declared > 1 else None
     return 1 if settings else declared
 
