@@ -90,6 +90,20 @@ in_fresh_shell() {
   bash -euo pipefail -c 'source scripts/lib/common.sh; "$@"' "$MADE_BY" "$@"
 }
 
+# unfit_for_lab "ID VERSION": say why no lab can be made of this system's packages; nothing where it can.
+unfit_for_lab() {
+  case "$1" in
+    "debian 12" | "debian 13" | "ubuntu 24.04") ;;
+    "ubuntu 22.04")
+      if ! grep -qsE '^lab_suite: *[a-z"]' inventory/lab/group_vars/all/*.yml; then
+        echo "the Python 3.10 of Ubuntu 22.04 is too old for the lab's engine: let the lab be made of another suite's packages," \
+          "with the two lines that docs/lab.md gives for inventory/lab/group_vars/all/lab.yml, and run this again"
+      fi
+      ;;
+    *) echo "this machine runs '$1', and the lab is made of the packages of Debian 12 or 13 or Ubuntu 22.04 or 24.04" ;;
+  esac
+}
+
 # usable_python COMMAND: whether it is new enough and can make virtual environments. A version manager's shim may exist
 # and still run nothing, so it is run.
 usable_python() {

@@ -49,6 +49,27 @@ def test_unknown_option_is_named_in_one_line() -> None:
     assert result.stderr == "scripts/demo: '--dwon' is no option; see scripts/demo --help\n"
 
 
+@pytest.mark.parametrize(
+    ("system", "lines", "words"),
+    [
+        ("debian 13", "", ""),
+        ("ubuntu 24.04", "", ""),
+        ("ubuntu 22.04", 'lab_network_prefix: "172.30.77"', "docs/lab.md"),
+        ("ubuntu 22.04", "lab_suite: noble", ""),
+        ("fedora 44", "lab_suite: noble", "this machine runs 'fedora 44'"),
+    ],
+)
+def test_a_system_that_cannot_have_a_lab_is_told_before_anything_is_made(
+    system: str, lines: str, words: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "inventory/lab/group_vars/all"
+    folder.mkdir(parents=True)
+    (folder / "lab.yml").write_text(f"---\n{lines}\n")
+    result = shell(f"unfit_for_lab '{system}'", tmp_path)
+    assert result.returncode == 0
+    assert (words in result.stdout) if words else result.stdout == ""
+
+
 def test_failed_step_keeps_its_exit_code_and_log(tmp_path: Path) -> None:
     code = "step Title logs/x.log bash -c 'echo reason; exit 3' || { echo code $?; die 'it went wrong' logs/x.log; }"
     result = shell(code, tmp_path)
