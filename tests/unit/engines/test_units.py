@@ -1,6 +1,6 @@
 # Copyright: the Metalserve authors
 # SPDX-License-Identifier: Apache-2.0
-"""The engines' ports are guarded at every moment, also while the set of those who may reach them changes."""
+"""The units of an engine node: its ports are guarded at every moment, its engines start after their GPUs are usable."""
 
 from __future__ import annotations
 
@@ -24,3 +24,13 @@ def test_a_new_table_is_loaded_in_one_step() -> None:
     rules = [line for line in table.splitlines() if line and not line.startswith("#")]
     # nft applies a file as one transaction: declared so that there is one to delete, deleted, written anew.
     assert rules[:3] == ["table inet metalserve", "delete table inet metalserve", "table inet metalserve {"]
+
+
+def test_an_engine_starts_after_what_makes_its_gpus_usable() -> None:
+    """By itself, whatever Docker's own unit waits for: the units that the host roles and the vendor's packages bring."""
+    unit = (ROOT / "templates" / "engine" / "host" / "metalserve-engine@.service.j2").read_text(encoding="utf-8")
+    after = {name for line in unit.splitlines() if line.startswith("After=") for name in line[6:].split()}
+    docker = (ROOT / "roles" / "container_runtime" / "templates" / "docker.service.conf.j2").read_text(encoding="utf-8")
+    gpus = {name for line in docker.splitlines() if line.startswith("After=") for name in line[6:].split()}
+    assert gpus <= after
+    assert {"docker.service", "metalserve-firewall.service"} <= after
