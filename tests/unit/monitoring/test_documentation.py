@@ -43,6 +43,12 @@ def test_every_recorded_name_is_documented() -> None:
         assert f"`{name}`" in PAGE or f"`{name}{{" in PAGE, name
 
 
+def test_every_metric_of_ours_that_rules_and_dashboard_use_is_documented() -> None:
+    texts = [str(rule["expr"]) for rule in rules()] + [scrapes.DASHBOARD.read_text(encoding="utf-8")]
+    used = {name for text in texts for name in re.findall(r"\bmetalserve_[a-z0-9_]+", text)}
+    assert {name for name in used if f"`{re.sub('_(bucket|count|sum)$', '', name)}`" not in PAGE} == set()
+
+
 def test_every_alert_has_its_answer_for_who_is_on_call() -> None:
     """A row of operations.md: its names, its severity, when it fires, what to do; and no row for an alert that is none."""
     rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| (\w+) \| ([^|]+) \| ([^|]+) \|$", ON_CALL, flags=re.MULTILINE)
