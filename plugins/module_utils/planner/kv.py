@@ -40,6 +40,14 @@ V4_RECORD_BYTES = 584
 V4_INDEX_BYTES = 132
 V4_WINDOW = 128
 V4_BLOCK = 256
+V4_ALIGNMENT = 576
+"""Pages are padded to it (deepseek_v4/attention.py)."""
+
+V4_HEAD, V4_INDEX_HEAD = 512, 128
+V4_STATE_BLOCK = {4: 4, 128: 8}
+"""Tokens of a block of compressor states by rate (deepseek_v4/compressor.py)."""
+
+V4_WINDOW_BLOCK = 64
 SPARSE_BLOCK = 64
 GPU_BLOCK = 16
 BOUNDED = ("sliding", "chunked", "linear")
@@ -152,6 +160,81 @@ def bytes_per_token(shape: ModelShape, tensor: int = 1, kv_dtype: str = "auto", 
     return layer_token_bytes(shape, tensor, kv_dtype) * math.ceil(growing / pipeline)
 
 
+def _fewest_padded(counts: list[int], least: int) -> int:
+    """Return the group size from ``least`` on that pads ``counts`` least, the larger of equals (_approximate_gcd)."""
+    sizes = range(least, max([least, *counts]) + 1)
+    return min(sizes, key=lambda size: (sum(-count % size for count in counts), -size))
+
+
+def _compressed_capacity(
+    shape: ModelShape, kv_bytes: int, max_model_len: int, in_flight: int, pipeline: int
+) -> KvCapacity:
+    """Return what ``kv_bytes`` hold of a DeepSeek-V4-type model; ``in_flight`` tokens may be scheduled and not settled.
+
+    v1/core/kv_cache_utils.py: one group with the compressed records and the indexer's keys of all layers, and groups of
+    windows and compressor states, split so that each has about as many layers of a page size as the first. A block of
+    the pool has room for the largest of each page size, and is given to one group at a time: windows and states of what
+    is in flight weigh more than the records themselves until contexts are very long.
+    """
+
+    def page(size: int) -> int:
+        return V4_ALIGNMENT * math.ceil(size / V4_ALIGNMENT)
+
+    kinds = shape.layer_kinds[: math.ceil(shape.layers / pipeline)]
+    layers = {int(kind.split(":")[1]): kinds.count(kind) for kind in set(kinds) if kind.startswith("compressed:")}
+    record = {rate: page(V4_BLOCK // rate * V4_RECORD_BYTES) for rate in layers}
+    index = page(V4_BLOCK // 4 * V4_INDEX_BYTES)
+    full = [(record[rate], count) for rate, count in layers.items()]
+    full += [(index, layers[4])] if 4 in layers else []
+    window_page = page(V4_WINDOW_BLOCK * V4_RECORD_BYTES)
+    sizes = sorted({size for size, _count in full})
+
+    def fitting(size: int) -> int:
+        return next((one for one in sizes if one >= size), size)
+
+    # Of each kind of group: its layers, the pages that one layer takes, the tokens of a block, the window.
+    kept = [(len(kinds), [window_page], V4_WINDOW_BLOCK, shape.sliding_window or V4_WINDOW)]
+    for rate, count in layers.items():
+        copies = 2 if rate == 4 else 1
+        block = V4_STATE_BLOCK.get(rate, 8)
+        states = [fitting(page(block * 2 * copies * V4_HEAD * 4))]
+        states += [fitting(page(block * 2 * copies * V4_INDEX_HEAD * 4))] if rate == 4 else []
+        kept.append((count, states, block, copies * rate))
+    least = max(count for _size, count in full)
+    group = _fewest_padded([least, *(count for count, *_rest in kept)], least)
+    slots: dict[int, int] = {}
+    for size, count in full:
+        slots[size] = slots.get(size, 0) + count
+    first = sum(size * count for size, count in full)
+    pages = math.ceil(max_model_len / V4_BLOCK)
+    needed, all_pages, most = pages * first, pages, least
+    for count, states, block, window in kept:
+        held = math.ceil(min(window - 1 + in_flight, max_model_len) / block) + 1
+        parts = math.ceil(count / group)
+        for part in range(parts):
+            mine = len(range(part, count, parts))
+            most = max(most, mine)
+            needed += held * mine * sum(states)
+            all_pages += held
+            for size in states:
+                slots[size] = max(slots.get(size, 0), mine)
+    pool = sum(size * count for size, count in slots.items())
+    blocks = kv_bytes // pool
+    concurrency = blocks / math.ceil(needed / first)
+    # The engine starts only where this much is there for one request (_max_memory_usage_bytes_from_groups).
+    request = all_pages * most * sum(sizes)
+    if request > kv_bytes:
+        concurrency = min(concurrency, kv_bytes / request)
+    return KvCapacity(
+        bytes_per_token=_compressed_token_bytes(shape) / pipeline,
+        block_tokens=V4_BLOCK,
+        blocks=blocks,
+        tokens=int(concurrency * max_model_len),
+        max_concurrency=concurrency,
+        request_bytes=request,
+    )
+
+
 def capacity(
     shape: ModelShape,
     kv_bytes: int,
@@ -172,11 +255,7 @@ def capacity(
     per_token = bytes_per_token(shape, tensor, kv_dtype, pipeline)
     kv_bytes = max(0, kv_bytes)
     if shape.compressed:
-        fixed = V4_WINDOW * V4_RECORD_BYTES * shape.layers / pipeline
-        request = int(per_token * max_model_len + fixed)
-        concurrency = kv_bytes / request
-        tokens = int(concurrency * max_model_len)
-        return KvCapacity(per_token, V4_BLOCK, tokens // V4_BLOCK, tokens, concurrency, request)
+        return _compressed_capacity(shape, kv_bytes, max_model_len, batched * in_flight_batches, pipeline)
     block = block or (SPARSE_BLOCK if shape.indexer is not None else GPU_BLOCK)
     token = layer_token_bytes(shape, tensor, kv_dtype)
     kinds = shape.layer_kinds or ("full",) * shape.layers

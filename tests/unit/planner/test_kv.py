@@ -72,6 +72,41 @@ def test_linear_layers_hold_a_state_per_request() -> None:
     assert held.block_tokens * kv.layer_token_bytes(model, 1, "auto") >= model.linear_state.bytes_per_sequence  # type: ignore[union-attr]
 
 
+FLASH, OLDER_FLASH, PRO = [128] * 23 + [4] * 20, [0] * 2 + [128] * 20 + [4] * 21, [128] * 32 + [4] * 29
+
+
+@pytest.mark.parametrize(
+    ("rates", "length", "batched", "blocks", "tokens"),
+    [
+        (FLASH, 1_048_576, 8192, 60004, 6_103_283),
+        (FLASH, 131_072, 8192, 60004, 1_169_493),
+        (FLASH, 32_768, 8192, 60004, 310_079),
+        (FLASH, 32_768, 2048, 60004, 1_157_275),
+        (FLASH, 4_096, 2048, 60004, 156_845),
+        (OLDER_FLASH, 1_048_576, 8192, 61965, 6_489_065),
+        (OLDER_FLASH, 32_768, 2048, 61965, 1_251_059),
+        (PRO, 1_048_576, 8192, 42837, 4_388_651),
+        (PRO, 131_072, 8192, 42837, 844_193),
+        (PRO, 4_096, 2048, 42837, 113_273),
+    ],
+)
+def test_compressed_layers_as_the_engine_counts_them(
+    rates: list[int], length: int, batched: int, blocks: int, tokens: int
+) -> None:
+    """What vLLM 0.26.0's own get_kv_cache_configs and get_kv_cache_capacity make of 60 GiB."""
+    model = shape("deepseek-v4-flash", num_hidden_layers=len(rates), compress_ratios=rates)
+    held = kv.capacity(model, 60 * 2**30, length, batched=batched)
+    assert (held.blocks, held.tokens) == (blocks, tokens)
+
+
+def test_compressed_layers_start_where_the_engine_starts() -> None:
+    model = shape("deepseek-v4-flash")
+    least = kv.capacity(model, 60 * 2**30, 131_072).request_bytes
+    assert least == (512 + 2 * 259 + 4099 + 2065) * 23 * (37_440 + 8_640 + 1_728)
+    assert kv.capacity(model, least, 131_072).max_concurrency >= 1
+    assert kv.capacity(model, least - 1, 131_072).max_concurrency < 1
+
+
 def test_an_unknown_type_is_named() -> None:
     with pytest.raises(PlanError, match="kv_cache_dtype is 'fp7'"):
         kv.bytes_per_token(shape("llama-3-8b"), 1, "fp7")
