@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,23 @@ def script(*arguments: str) -> subprocess.Popen[str]:
         text=True,
         start_new_session=True,
     )
+
+
+def spent(log: Path, hosts: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Return seconds by phase of each host's turn, from an event log: from its lock to the next one's, or the run's end."""
+    rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    found: dict[str, dict[str, float]] = {}
+    for host in hosts:
+        mine = [row for row in rows if row.get("host") == host and row["event"] == "phase"]
+        first = next(number for number, row in enumerate(mine) if row["phase"] == "lock")
+        mine = mine[first:]
+        after = next(row["time"] for row in rows if row["time"] > mine[-1]["time"] and row.get("host") != host)
+        ends = [row["time"] for row in mine[1:]] + [after]
+        phases: dict[str, float] = {}
+        for row, end in zip(mine, ends, strict=True):
+            phases[row["phase"]] = phases.get(row["phase"], 0.0) + end - row["time"]
+        found[host] = phases
+    return found
 
 
 def family(pid: int) -> list[int]:

@@ -4,10 +4,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from tests.lab.redeploy import lab
@@ -66,20 +63,3 @@ def start_of(node: str) -> tuple[float, float]:
     command = f"docker logs --timestamps --since {since} {name} 2>&1 | grep 'Application startup complete' | head -n 1"
     began = seconds(since)
     return began, seconds(lab.on(node, command).split()[0]) - began
-
-
-def spent(log: Path, hosts: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Return seconds by phase of each host's turn, from an event log: from its lock to the next one's, or the run's end."""
-    rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    found: dict[str, dict[str, float]] = {}
-    for host in hosts:
-        mine = [row for row in rows if row.get("host") == host and row["event"] == "phase"]
-        first = next(number for number, row in enumerate(mine) if row["phase"] == "lock")
-        mine = mine[first:]
-        after = next(row["time"] for row in rows if row["time"] > mine[-1]["time"] and row.get("host") != host)
-        ends = [row["time"] for row in mine[1:]] + [after]
-        phases: dict[str, float] = {}
-        for row, end in zip(mine, ends, strict=True):
-            phases[row["phase"]] = phases.get(row["phase"], 0.0) + end - row["time"]
-        found[host] = phases
-    return found

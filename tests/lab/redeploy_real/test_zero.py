@@ -17,7 +17,7 @@ def run(log: Path, *arguments: str) -> tuple[int, str]:
     with lab.script(*arguments, "--log", str(log)) as process:
         output, _ = process.communicate(timeout=1500)
     if process.returncode == 0:
-        for host, phases in real.spent(log, lab.ENGINES).items():
+        for host, phases in lab.spent(log, lab.ENGINES).items():
             start_s = real.start_of(host)[1]
             own = start_s + sum(phases.get(name, 0.0) for name in WAITS)
             shown = ", ".join(f"{name} {took:.1f}" for name, took in phases.items())
