@@ -390,6 +390,18 @@ def plan_engine(
     return EnginePlan(settings=settings, memory=plan, reasons=reasons, warnings=warnings)
 
 
+def _tokens_reason(plan: MemoryPlan, given: MemoryInput) -> str:
+    """Return how the tokens follow from the bytes: by the token, or by the request where it holds more than its tokens."""
+    held = plan.capacity
+    left = f"{plan.kv_bytes / GIB:.2f} GiB left"
+    if held.max_concurrency <= 0 or abs(held.tokens * held.bytes_per_token / plan.kv_bytes - 1) < 0.02:
+        return f"{left} at {held.bytes_per_token:g} bytes a token"
+    each = plan.kv_bytes / held.max_concurrency / GIB
+    return (
+        f"{left}; a request of {given.max_model_len} tokens takes {each:.2f} GiB, windows, states and padding included"
+    )
+
+
 def _memory_reasons(plan: MemoryPlan, given: MemoryInput) -> dict[str, str]:
     """Return a reason for each number of the memory part."""
     phases = {
@@ -417,9 +429,7 @@ def _memory_reasons(plan: MemoryPlan, given: MemoryInput) -> dict[str, str]:
             f"{plan.requested / GIB:.2f} GiB requested, less weights, activation"
             f"{', graphs' if plan.graphs_inside else ''} and context; see {DOC}#memory"
         ),
-        "memory.kv_cache_tokens": (
-            f"{plan.kv_bytes / GIB:.2f} GiB left at {plan.capacity.bytes_per_token:g} bytes a token; see {DOC}#kv"
-        ),
+        "memory.kv_cache_tokens": f"{_tokens_reason(plan, given)}; see {DOC}#kv",
         "memory.max_concurrency": (f"requests of {given.max_model_len} tokens, the engine's own formula; see {DOC}#kv"),
         "memory.expected_error_pct": (
             f"{plan.expected_overhead_gib:g} GiB of uncertainty in activation, graphs and the rest; see {DOC}#error"

@@ -350,3 +350,11 @@ def test_a_share_that_leaves_too_little_beside_it_is_said() -> None:
     high = planned(config("llama-3-8b"), gpu_memory_utilization=0.99)
     assert any("leaves too little beside it" in text for text in high["warnings"])
     assert not any("leaves too little" in text for text in planned(config("llama-3-8b"))["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("llama-3-8b", "131072 bytes a token"), ("gemma-3-27b-text", "windows, states")]
+)
+def test_the_reason_for_the_tokens_is_arithmetic_that_holds(name: str, words: str) -> None:
+    plan = planned(config(name), max_model_len=8192)
+    assert words in plan["reasons"]["memory.kv_cache_tokens"]
