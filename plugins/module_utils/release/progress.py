@@ -25,6 +25,7 @@ FILES = {
     "steps/start.yml": "start",
     "until_ready.yml": "ready",
     "steps/prove.yml": "gate",
+    "gate.yml": "gate",
     "steps/return.yml": "rotation",
     "until_healthy.yml": "rotation",
     "steps/settle.yml": "soak",

@@ -25,6 +25,7 @@ import yaml
 from ansible_collections.metal.serve.plugins.module_utils.release import lock
 
 ROOT = Path(__file__).parents[3]
+LOCAL = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
 
 STEP = """
 - name: Note that this node was reached
@@ -87,12 +88,11 @@ def run(folder: Path, port: int, batches: list[list[str]], broken: str) -> tuple
     (folder / "touched").mkdir()
     (folder / "steps" / "test.yml").write_text(STEP)
     nodes = [host for batch in batches for host in batch]
-    local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     hosts: dict[str, Any] = {
         "engines": {"hosts": {node: {"release_root": str(folder / node)} for node in nodes}},
         "gateways": {"hosts": {"gateway": {}}},
     }
-    inventory = {"all": {"vars": local, "children": hosts}}
+    inventory = {"all": {"vars": LOCAL, "children": hosts}}
     (folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
     tasks = {"import_role": {"name": "metal.serve.release", "tasks_from": "begin"}, "vars": {"release_kind": "test"}}
     order = {
@@ -145,7 +145,7 @@ def test_site_refuses_while_a_redeploy_is_at_work(tmp_path: Path, age_s: float, 
     path = tmp_path / lock.NAME
     lock.write(str(path), holder)
     before = path.read_text()
-    local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ansible_become": False}
+    local = {**LOCAL, "ansible_become": False}
     hosts: dict[str, Any] = {"engines": {"hosts": {"node": {}}}, "gateways": {"hosts": {"gateway": {}}}}
     inventory = {"all": {"vars": {**local, "metalserve_root": str(tmp_path)}, "children": hosts}}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
@@ -162,14 +162,13 @@ def begin(folder: Path, held: str) -> subprocess.CompletedProcess[str]:
         str(folder / held / lock.NAME),
         lock.Holder("redeploy-1", "ada@desk", machine="another", pid=4711, started=now - 600, heartbeat=now),
     )
-    local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     hosts: dict[str, Any] = {
         "engines": {"hosts": {"node1": {}, "node2": {}}},
         "gateways": {"hosts": {"g1": {}, "g2": {}}},
     }
     # Evaluated for each gateway of the loop.
     root = f"{folder}/{{{{ item | default('node') }}}}"
-    inventory = {"all": {"vars": {**local, "release_root": root}, "children": hosts}}
+    inventory = {"all": {"vars": {**LOCAL, "release_root": root}, "children": hosts}}
     (folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
     tasks = {"import_role": {"name": "metal.serve.release", "tasks_from": "begin"}, "vars": {"release_kind": "test"}}
     (folder / "play.yml").write_text(yaml.safe_dump([{"hosts": "engines", "gather_facts": False, "tasks": [tasks]}]))
