@@ -148,6 +148,13 @@ def playbook(name: str, *arguments: str, timeout_s: float = 600) -> lab.Run:
     return Playbook(name, *arguments).finish(timeout_s)
 
 
+def not_fine() -> set[tuple[str, str]]:
+    """Return host and check of all that the audit does not find fine."""
+    _, found, unjudged = lab.audit(*SOURCES[2:], inventory=INVENTORIES[0])
+    assert not unjudged, unjudged
+    return found
+
+
 def on(node: str, text: str, check: bool = True) -> str:
     """Run a shell command as root on a node."""
     return lab.on(node, text, check, lab=NAME)

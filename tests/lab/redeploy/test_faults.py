@@ -11,11 +11,20 @@ import pytest
 from tests.lab.redeploy import lab
 
 
+@pytest.fixture(scope="module")
+def found_before() -> set[tuple[str, str]]:
+    """What the audit has to say of this lab, which has no monitoring, before anything goes wrong."""
+    return lab.not_fine()
+
+
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    """Each test begins with both replicas in rotation, and ends so: a client that is there all the time notices nothing."""
+def as_before(found_before: set[tuple[str, str]]) -> Iterator[None]:
+    """Each test begins with both replicas in rotation, and ends so: a client that is there all the time notices nothing, and
+    the audit finds nothing that it did not find before.
+    """
     with lab.unnoticed():
         yield
+    assert lab.not_fine() - found_before == set()
 
 
 @pytest.mark.parametrize(

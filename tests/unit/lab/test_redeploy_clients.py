@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.lab.redeploy import lab
 from tests.lab.redeploy.client import Standin, expected, parts
 from tests.lab.redeploy_real import real
 
@@ -111,7 +112,7 @@ def test_a_nodes_turn_is_counted_from_its_lock_to_the_next_ones(tmp_path: Path) 
         {"time": 30, "event": "end"},
     ]
     log.write_text("\n".join(json.dumps(row) for row in rows))
-    assert real.spent(log, ["engine1", "engine2"]) == {
+    assert lab.spent(log, ["engine1", "engine2"]) == {
         "engine1": {"lock": 5.0, "wait": 5.0},
         "engine2": {"lock": 6.0, "soak": 4.0},
     }

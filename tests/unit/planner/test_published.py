@@ -220,7 +220,7 @@ def test_prefix_caching_doubles_the_states_of_a_request() -> None:
     off = kv.capacity(model, 40 * 2**30, 4352)
     on = kv.capacity(model, 40 * 2**30, 4352, prefix_caching=True)
     assert off.max_concurrency / on.max_concurrency == pytest.approx((8 + 3 * 2) / (8 + 3))
-    given = {"tensor_parallel": 2, "max_model_len": 4352}
+    given: dict[str, Any] = {"tensor_parallel": 2, "max_model_len": 4352}
     asked = planned(config("qwen3-next-80b-a3b"), enable_prefix_caching=True, **given)["memory"]
     assert asked["max_concurrency"] < planned(config("qwen3-next-80b-a3b"), **given)["memory"]["max_concurrency"]
 
