@@ -24,7 +24,7 @@ MANAGED = {"debian": ("12", "13"), "ubuntu": ("22.04", "24.04")}
     "host.supported_os",
     title="Operating system is one that is managed",
     severity="major",
-    why="Debian 12/13 and Ubuntu 22.04/24.04 are managed and tested; the RHEL family is audited only",
+    why="Debian 12/13 and Ubuntu 22.04/24.04 are managed; the RHEL family is audited only",
     remedy="install a managed system, or keep the host out of site.yml and audit it only",
     source="README: supported systems",
 )
